@@ -1,0 +1,1 @@
+"""Checks of the receipt: its bytes, its page, its verification."""
