@@ -106,14 +106,13 @@ def _ordered(keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def _integer_text(value: int) -> str:
-    if -MAX_EXACT_INTEGER <= value <= MAX_EXACT_INTEGER:
-        return int.__repr__(value)
-    if value.bit_length() > 1023 or int(float(value)) != value:
-        raise ValueError(
-            f"an integer beyond 2^53 must be exact as a double, got one of {value.bit_length()} bits; "
-            "write it as a string"
-        )
-    return float_text(float(value))
+    text = int.__repr__(value) if value.bit_length() <= 1023 else ""
+    if -MAX_EXACT_INTEGER <= value <= MAX_EXACT_INTEGER or (text and float_text(float(value)) == text):
+        return text
+    raise ValueError(
+        f"an integer beyond 2^53 must be what a double prints, got one of {value.bit_length()} bits; "
+        "write it as a string"
+    )
 
 
 def float_text(value: float) -> str:
