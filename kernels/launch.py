@@ -1,4 +1,4 @@
-"""Launch configurations are rows: looked up by kernel, SM and shape facts, forced by name, recorded when they run.
+"""Launch configurations are rows: looked up by kernel, SM and facts, forced by name, recorded when they run.
 
 A kernel file owns a tuple of `LaunchRow` and registers it once with `register`. The host code asks `row_for`
 and passes `row.meta` and `row.options()` to the launch. Nothing is tuned at run time, so two runs of one case
@@ -93,7 +93,7 @@ def rows_of(kernel: str | None = None) -> tuple[LaunchRow, ...]:
 
 
 def row_for(kernel: str, sm: int, **facts: object) -> LaunchRow:
-    """The forced row of this kernel, else the first registered one that fits; remembered by `recorded_launches`.
+    """The forced row of this kernel, else the first that fits; `recorded_launches` notes it.
 
     Args:
         kernel: the kernel's name.

@@ -1,0 +1,1 @@
+"""Adapters that put the policy and the fused op into the modules of a training framework."""
