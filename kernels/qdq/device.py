@@ -13,17 +13,17 @@ interpreter). Masked elements of x must be 0. The product code * scale is rounde
 contracts it into an FMA with a following sum changes bits, so narrow or store it before adding to it.
 
 Non-finite values are found by their bits, because a floating-point maximum drops NaN on every backend. A
-group that holds one gets the scale NaN, which makes each of its values NaN. In the interpreter bf16 is widened
-and narrowed in integers: there a conversion truncates and loses subnormals.
+group that holds one gets the scale NaN, which makes each of its values NaN. In the interpreter bf16 is
+widened and narrowed in integers: there a conversion truncates and loses subnormals.
 
 Source of the arithmetic: OCP 8-bit floating point specification 1.0 (E4M3, saturating); IEEE 754 division and
 round to nearest even.
 """
 
-# Triton compiles only the taken branch of a constexpr `if`, so an `else` after `return` is needed here, and its
-# functions take tiles and pointers for which Python has no type.
+# Triton compiles only the taken branch of a constexpr `if`, so an `else` after `return` is needed here; and
+# tiles have no type in Python.
 # ruff: noqa: RET505
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
 
@@ -80,11 +80,8 @@ def scale_of(amax_bits, FMT: tl.constexpr):
 
     amax / largest code; 1 where that is below 2^-126; NaN where the group holds a non-finite value.
     """
-    if FMT == "e4m3":
-        largest: tl.constexpr = E4M3_MAX
-    else:
-        tl.static_assert(FMT == "int8", "FMT must be e4m3, int8 or none")
-        largest: tl.constexpr = INT8_MAX
+    tl.static_assert(FMT == "e4m3" or FMT == "int8", "FMT must be e4m3 or int8")
+    largest: tl.constexpr = E4M3_MAX if FMT == "e4m3" else INT8_MAX
     amax = amax_bits.to(tl.float32, bitcast=True)
     scale = tl.math.div_rn(amax, tl.full(amax.shape, largest, tl.float32))
     scale = tl.where(scale < SMALLEST_NORMAL, 1.0, scale)
@@ -107,7 +104,7 @@ def round_code(y, FMT: tl.constexpr, CONVERSION: tl.constexpr):
             shifter = (exponent + E4M3_SHIFTER_BITS).to(tl.float32, bitcast=True)
             return (y + shifter) - shifter
     else:
-        tl.static_assert(FMT == "int8", "FMT must be e4m3, int8 or none")
+        tl.static_assert(FMT == "int8", "FMT must be e4m3 or int8")
         y = tl.minimum(tl.maximum(y, -INT8_MAX), INT8_MAX)
         return (y + INTEGER_SHIFTER) - INTEGER_SHIFTER
 
