@@ -1,0 +1,315 @@
+"""Synthetic receipts: of any size, with every part filled, the same for the same arguments."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+from qualify.canonical import digest
+from qualify.records import CaseRecord, Comparison, Verdict, Worst
+from reports.model import seal
+
+AXES: Mapping[str, tuple[str, ...]] = {
+    "sm": ("sm80", "sm90", "sm100"),
+    "dtype": ("bf16", "fp16", "fp32"),
+    "heads": ("hv1", "hv2", "hv4", "hv8"),
+    "sites": ("off", "state", "w", "both"),
+    "block_v": ("16", "32", "64", "128"),
+    "packing": ("single", "docs", "one_token", "empty_doc"),
+    "length": ("T1", "T63", "T64", "T65", "T129", "T1025"),
+    "layout": ("kv", "vk"),
+}
+CHECKS = ("op.whole", "op.stages", "op.split_run", "qdq.state_bits", "qdq.w_bits")
+REGIMES = ("zero_gate", "weak_gate", "normal", "strong_gate")
+TENSORS = ("o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dh0")
+METRICS = ("rel_l2", "worst_head_rel_l2", "worst_chunk_rel_l2", "max_over_scale")
+WRONG_ANSWERS = ("state_off", "w_off", "tile_of_64", "truncation", "gradient_through_rounding")
+TYPICAL_ERROR: Mapping[str, float] = {"bf16": 3.4e-3, "fp16": 5e-4, "fp32": 9e-4}
+DERIVATION = "1.5 x the largest of 8 independent runs of the exact graph with {dtype} operands"
+
+
+def cells(count: int, rng: random.Random) -> Iterator[tuple[str, dict[str, str], str]]:
+    """`count` different (check, levels, regime), drawn without repetition."""
+    everything = list(product(CHECKS, REGIMES, *AXES.values()))
+    for check, regime, *levels in rng.sample(everything, count):
+        yield check, dict(zip(AXES, levels, strict=True)), regime
+
+
+def budget_comparison(tensor: str, metric: str, dtype: str, length: int, rng: random.Random) -> Comparison:
+    """A comparison within its budget, with figures of a believable size."""
+    budget = TYPICAL_ERROR[dtype] * rng.uniform(1.2, 1.6) * (1 + 0.02 * math.log2(1 + length))
+    error = budget * min(0.985, rng.lognormvariate(-0.75, 0.3))
+    first = metric == "rel_l2"
+    return Comparison(
+        tensor=tensor,
+        kind="budget",
+        metric=metric,
+        error=error,
+        budget=budget,
+        derivation=DERIVATION.format(dtype=dtype),
+        statistics={
+            "max_abs": error * 9.5,
+            "mean_abs": error * 0.6,
+            "p99_abs": error * 3.1,
+            "rel_l2": error,
+            "ulps_max": float(rng.randint(1, 40)),
+            "grid_steps_max": float(rng.choice((0, 0, 0, 1, 1, 2))),
+        }
+        if first
+        else {},
+        worst=Worst(
+            {
+                "sequence": 0,
+                "token": rng.randrange(length),
+                "head": rng.randrange(8),
+                "channel": rng.randrange(64),
+            },
+            1.0,
+            1.0 + error,
+        ),
+        discrimination={name: rng.uniform(1.1, 9.0) for name in WRONG_ANSWERS[:3]} if first else {},
+        excluded=WRONG_ANSWERS[:3] if first else (),
+    )
+
+
+def exact_comparison(tensor: str, rng: random.Random) -> Comparison:
+    """A comparison of bits that found none different."""
+    return Comparison(
+        tensor, "exact", "bits", 0.0, 0.0, "equal in every bit",
+        statistics={"elements": float(rng.randrange(10**5, 10**7))}, excluded=WRONG_ANSWERS[3:],
+    )  # fmt: skip
+
+
+@cache
+def _requirement(sm: str) -> str:
+    return f"sm >= {sm[2:-1]}.{sm[-1]}"
+
+
+def case(
+    check: str, levels: Mapping[str, str], regime: str, rng: random.Random, metrics: Sequence[str]
+) -> CaseRecord:
+    """One case: skipped where the GPU of SM 9.0 cannot run it, passed everywhere else."""
+    cell = ",".join(f"{axis}:{level}" for axis, level in levels.items())
+    case_id = f"kernels/{check}[{cell}]{regime}#0"
+    common: dict[str, Any] = {
+        "case_id": case_id, "check": check, "subject": "kernels", "levels": dict(levels), "regime": regime,
+        "seed": 0, "must_run": levels["sm"] == "sm90" and levels["block_v"] == "64",
+        "command": f"qualify rerun '{case_id}'",
+    }  # fmt: skip
+    if levels["sm"] == "sm100":
+        return CaseRecord(
+            **common, verdict=Verdict.SKIPPED, reason="needs a GPU of SM 10.0 or newer", requirement="sm >= 10.0",
+            value_seen="9.0",
+        )  # fmt: skip
+    length = int(levels["length"][1:])
+    if check.startswith("qdq"):
+        comparisons = tuple(exact_comparison(name, rng) for name in ("value", "code"))
+    else:
+        comparisons = tuple(
+            budget_comparison(tensor, metric, levels["dtype"], length, rng)
+            for tensor in TENSORS
+            for metric in metrics
+        )
+    return CaseRecord(
+        **common,
+        verdict=Verdict.PASSED,
+        input_digest=digest(case_id),
+        comparisons=comparisons,
+        launch={"gdn_chunk_forward": f"block_v=64 warps={rng.choice((4, 8))} stages=2"},
+        duration_s=rng.lognormvariate(-2.5, 0.8),
+        peak_memory_bytes=rng.randrange(2**20, 2**30),
+        worker="gw0",
+    )
+
+
+def broken(record: CaseRecord, looks_like: str | None = "state_off") -> CaseRecord:
+    """The same case with its first tensor far outside its budget."""
+    first = record.comparisons[0]
+    wrong = replace(
+        first,
+        error=max(first.budget, 1.0) * 3.7,
+        looks_like=looks_like,
+        excluded=(),
+        because="the error is too large",
+    )
+    return replace(
+        record,
+        comparisons=(wrong, *record.comparisons[1:]),
+        verdict=wrong.failure,
+        reason=f"{wrong.tensor}: {wrong.metric} {wrong.error:.3g} exceeds {wrong.budget:.3g}",
+    )
+
+
+def records(
+    count: int, *, seed: int = 0, failures: int = 0, metrics: Sequence[str] = METRICS[:1]
+) -> list[CaseRecord]:
+    """`count` case records, of which `failures` of the executed ones fail."""
+    rng = random.Random(seed)
+    made = [case(check, levels, regime, rng, metrics) for check, levels, regime in cells(count, rng)]
+    executed = [i for i, r in enumerate(made) if r.verdict is Verdict.PASSED]
+    for i in executed[:failures]:
+        made[i] = broken(made[i])
+    return made
+
+
+def environment(worker: str = "gw0", shard: int = 0, driver: str = "570.124.06") -> dict[str, Any]:
+    """One worker's machine."""
+    return {
+        "worker": worker,
+        "shard": shard,
+        "gpu": {
+            "name": "NVIDIA H200", "uuid": "GPU-5a7c0e1f", "sm": "9.0", "memory": "143771 MiB", "driver": driver,
+            "ecc": "on", "mig": "off", "clocks": "1980 MHz / 3201 MHz",
+        },
+        "software": {
+            "python": {"version": "3.12.11", "reason": ""},
+            "torch": {"version": "2.11.0+cu130", "reason": ""},
+            "triton": {"version": "3.6.0", "reason": ""},
+            "cuda": {"version": "13.0", "reason": ""},
+            "ptxas": {"version": "13.0.88", "reason": ""},
+            "fla": {"version": None, "reason": "OSError: libz3.so: cannot open shared object file"},
+        },
+        "switches": {"allow_tf32": True, "deterministic_algorithms": False},
+        "variables": {"CUDA_VISIBLE_DEVICES": "0"},
+        "system": {"os": "Linux 6.8", "host_cpu": "Intel Xeon Platinum 8480"},
+    }  # fmt: skip
+
+
+def plan_of(rows: Sequence[CaseRecord], profile: str = "h100") -> dict[str, Any]:
+    """The plan that these cases fulfil."""
+    axes = {axis: list(levels) for axis, levels in AXES.items()}
+    must_run = sorted(r.case_id for r in rows if r.must_run)
+    identity = {
+        "profile": profile,
+        "axes": axes,
+        "cases": sorted(r.case_id for r in rows),
+        "must_run": must_run,
+    }
+    return {
+        "profile": profile,
+        "digest": digest(identity),
+        "cases": len(rows),
+        "axes": axes,
+        "constraints": [
+            {
+                "name": "sites off has no tile",
+                "because": "block_v changes nothing without the state site",
+                "removed": 288,
+            }
+        ],
+        "covers": [],
+        "must_run": len(must_run),
+        "wrong_answers": list(WRONG_ANSWERS),
+    }
+
+
+def discrimination_of(rows: Sequence[CaseRecord]) -> list[dict[str, Any]]:
+    """For every named wrong answer the best evidence against it."""
+    table = []
+    for name in WRONG_ANSWERS:
+        evidence = [
+            (c.discrimination.get(name, 0.0), r, c) for r in rows for c in r.comparisons if name in c.excluded
+        ]
+        evidence.sort(key=lambda e: -e[0])
+        table.append({
+            "wrong_answer": name, "excluded": bool(evidence), "best": evidence[0][0] if evidence else 0.0,
+            "by": [
+                {"case_id": r.case_id, "tensor": c.tensor, "kind": c.kind, "value": value}
+                for value, r, c in evidence[:3]
+            ],
+            "because": "" if evidence else "no executed comparison separates it",
+        })  # fmt: skip
+    return table
+
+
+CONTROLS = (
+    ("state rounding left out", "op.whole"), ("W rounded along the wrong axis", "op.whole"),
+    ("tile of 64 instead of 32", "op.whole"), ("ties rounded away", "qdq.state_bits"),
+    ("scale with a reciprocal", "qdq.w_bits"), ("dg of the last token dropped", "op.whole"),
+)  # fmt: skip
+
+
+def controls_of(rows: Sequence[CaseRecord], missed: int = 0) -> list[dict[str, Any]]:
+    """Planted faults, all caught but the last `missed`."""
+    table = []
+    for i, (fault, check) in enumerate(CONTROLS):
+        caught = i < len(CONTROLS) - missed
+        by = [r for r in rows if r.check == check and r.comparisons][:2]
+        table.append({
+            "name": fault.replace(" ", "_"), "fault": fault, "caught": caught,
+            "caught_by": [
+                {"case_id": r.case_id, "tensor": r.comparisons[0].tensor, "kind": r.comparisons[0].kind, "value": 4.2}
+                for r in by
+            ]
+            if caught
+            else [],
+            "because": "" if caught else "every comparison held",
+        })  # fmt: skip
+    return table
+
+
+def body(
+    count: int = 120,
+    *,
+    seed: int = 0,
+    failures: int = 0,
+    missed: int = 0,
+    verdict: str | None = None,
+    metrics: Sequence[str] = METRICS[:1],
+    time: str = "2026-11-30T07:00:00Z",
+) -> dict[str, Any]:
+    """The body of a receipt whose parts agree with one another."""
+    rows = records(count, seed=seed, failures=failures, metrics=metrics)
+    overall = verdict or ("NOT_QUALIFIED" if failures or missed else "QUALIFIED")
+    skipped = Counter((r.requirement, r.value_seen, r.reason) for r in rows if r.verdict is Verdict.SKIPPED)
+    return {
+        "header": {
+            "time": time,
+            "harness": {
+                "name": "gdn-qualify", "version": "0.1.0", "commit": "6ec01335", "dirty": False,
+                "digest": digest("harness"),
+            },
+            "command": "qualify run --profile h100 --subject kernels --out out",
+            "profile": "h100", "verdict": overall, "reasons": [], "duration_s": 312.4, "shard": None, "shards": [],
+        },
+        "subjects": [{
+            "name": "kernels", "origin": "suites.subjects.kernels", "package": "gdn-qualify", "version": "0.1.0",
+            "commit": "6ec0133", "dirty": False, "diff_digest": "",
+            "files": {"kernels/qdq/__init__.py": digest("a"), "kernels/gdn/__init__.py": digest("b")},
+            "backend": "triton", "offers": ["chunk_gated_delta_rule", "qdq_state", "qdq_w", "stages"],
+            "capabilities": {"min_sm": "8.0"}, "arithmetic": {"bf16": "bf16", "fp16": "fp16", "fp32": "tf32"},
+            "deterministic": True, "import_error": "",
+        }],
+        "plan": plan_of(rows),
+        "environments": [environment()],
+        "cases": [r.to_json() for r in rows],
+        "controls": controls_of(rows, missed),
+        "discrimination": discrimination_of(rows),
+        "skips": [
+            {"requirement": a, "value_seen": b, "reason": c, "cases": n, "budget": None}
+            for (a, b, c), n in skipped.items()
+        ],
+        "waivers": [],
+        "gates": [],
+        "comparison": None,
+        "compile_tier": [
+            {
+                "kernel": kernel, "sm": sm, "variant": "block_v=64", "registers": 96 + 8 * i, "spills": 0,
+                "shared_bytes": 16384 * (1 + i), "conversion": conversion, "passed": True, "because": "",
+            }
+            for i, kernel in enumerate(("qdq_state", "qdq_w", "gdn_chunk_forward"))
+            for sm, conversion in (("8.0", "portable"), ("8.9", "portable"), ("9.0", "cvt.rn.satfinite.e4m3x2.f32"))
+        ],
+        "manifest": {},
+    }  # fmt: skip
+
+
+def receipt(count: int = 120, **options: Any) -> dict[str, Any]:
+    """A sealed receipt around `body`."""
+    return seal(body(count, **options))
