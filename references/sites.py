@@ -1,0 +1,110 @@
+"""The two rounding sites of an oracle: with the contract's rule or a departure from it, fresh or replayed.
+
+`Offsets` keeps, for every site and chunk, what rounding added in one run, and adds the same again in later
+runs. The graph is then smooth in its inputs: finite differences and noisy runs do not cross a rounding edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from references.faulty_qdq import faulty_qdq
+from references.qdq import qdq_state, qdq_w, straight_through
+from references.semantics import Semantics, SiteRule
+
+Tensor = torch.Tensor
+
+
+class Offsets:
+    """Rounding offsets, recorded in the first run that sees this object and replayed after `freeze()`."""
+
+    def __init__(self) -> None:
+        self._recorded: dict[Hashable, Tensor] = {}
+        self.frozen = False
+
+    def freeze(self) -> Offsets:
+        """From now on the recorded offsets are added and nothing is rounded; returns itself."""
+        if not self._recorded:
+            raise ValueError(
+                "offsets must be recorded before they are frozen, got none; run the oracle with them first"
+            )
+        self.frozen = True
+        return self
+
+    def apply(self, key: Hashable, x: Tensor, rounded: Callable[[], Tensor]) -> Tensor:
+        """`rounded()`, recorded; or, once frozen, `x` plus what was recorded under `key`."""
+        if not self.frozen:
+            value = rounded()
+            self._recorded[key] = (value - x).detach()
+            return value
+        if key not in self._recorded or self._recorded[key].shape != x.shape:
+            raise KeyError(
+                f"no offset of shape {tuple(x.shape)} was recorded for {key}; record the same call first"
+            )
+        return straight_through(x, (x + self._recorded[key]).detach())
+
+
+class Sites:
+    """Both sites of one call.
+
+    Args:
+        state_format, state_block_v, w_format: the options of the call; a format of None is a site that is off.
+        w_dtype: the dtype in which W is materialised before the W site sees it.
+        semantics: the rules.
+        offsets: what to record into or replay from, or None.
+    """
+
+    def __init__(
+        self,
+        state_format: str | None,
+        state_block_v: int,
+        w_format: str | None,
+        w_dtype: torch.dtype,
+        semantics: Semantics,
+        offsets: Offsets | None,
+    ) -> None:
+        self.state_format = state_format if semantics.state.active else None
+        self.w_format = w_format if semantics.w.active else None
+        self.block_v, self.w_dtype = state_block_v, w_dtype
+        self.rules, self.offsets = semantics, offsets
+
+    def state(self, state: Tensor, occasion: int, key: Hashable) -> Tensor:
+        """The state `[..., K, V]` after its site; `occasion` counts the roundings of a sequence from 0."""
+        if self.state_format is None or not self._due(self.rules.state, occasion):
+            return state
+        fmt, rule = self.state_format, self.rules.state
+
+        def rounded() -> Tensor:
+            if rule.is_contract:
+                return qdq_state(state, block_v=self.block_v, fmt=fmt)
+            return faulty_qdq(state, rule, fmt, self.block_v)
+
+        return self._apply(("state", key), state, rounded)
+
+    def w(self, w: Tensor, key: Hashable) -> Tensor:
+        """W `[..., K]` as it is materialised, and after its site when that is on."""
+        fmt, rule = self.w_format, self.rules.w
+        if fmt is None and self.w_dtype == w.dtype:
+            return w
+
+        def rounded() -> Tensor:
+            materialised = straight_through(w, w.detach().to(self.w_dtype).to(w.dtype))
+            if fmt is None:
+                return materialised
+            if rule.is_contract:
+                in_carrier = qdq_w(materialised.detach().to(self.w_dtype), fmt=fmt)
+                return straight_through(w, in_carrier.to(w.dtype))
+            quantized = faulty_qdq(materialised, rule, fmt, None)
+            return straight_through(quantized, quantized.detach().to(self.w_dtype).to(w.dtype))
+
+        return self._apply(("w", key), w, rounded)
+
+    def _apply(self, key: Any, x: Tensor, rounded: Callable[[], Tensor]) -> Tensor:
+        return rounded() if self.offsets is None else self.offsets.apply(key, x, rounded)
+
+    @staticmethod
+    def _due(rule: SiteRule, occasion: int) -> bool:
+        return occasion % rule.every == 0
