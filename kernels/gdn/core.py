@@ -1,0 +1,371 @@
+"""The chunk form on plain tensors: which kernels run, on what, in which order; forward and backward.
+
+Nothing is checked and nothing is differentiated here; `op.py` does the first before and the second around it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gdn import launch_table as launch_table  # registers the rows
+from kernels.gdn.chunks import Chunks, cut_into_chunks
+from kernels.gdn.gradients import outer_gradient_kernel
+from kernels.gdn.output import local_gradient_kernel, output_kernel
+from kernels.gdn.prepare import prepare_kernel
+from kernels.gdn.solve_gradient import gate_gradient_kernel, solve_gradient_kernel
+from kernels.gdn.state import state_gradient_kernel, state_pass_kernel
+from kernels.launch import LaunchRow, row_for
+from kernels.options import CHUNK_SIZE, choose_conversion
+from kernels.qdq.host import device_of, sm_of
+
+Tensor = torch.Tensor
+
+SMALLEST_TILE = 16
+"""The smallest extent that a matmul operand may have."""
+
+SOLVE_PRECISION = {"tf32": "tf32x3", "ieee": "ieee"}
+"""Input precision -> precision of the products inside the triangular inverse: always that of fp32."""
+
+OPERANDS = {
+    torch.bfloat16: ("bf16", tl.bfloat16, torch.bfloat16),
+    torch.float16: ("fp32", tl.float32, torch.float32),
+    torch.float32: ("fp32", tl.float32, torch.float32),
+}
+"""Carrier -> matmul operands: their name in the launch table, their Triton dtype, the dtype they are stored in.
+
+fp16 widens to fp32 (TF32 holds it exactly): a state, V' or gradient of theirs may exceed the range of fp16.
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is computed, beyond the tensors.
+
+    Attributes:
+        scale: multiplies q.
+        state_v_first: whether states are `[N, HV, V, K]`.
+        state_format, w_format: formats of the two sites, or None.
+        state_block_v: columns of S that share a scale.
+        input_precision: `tf32` or `ieee`, of matmuls with fp32 operands.
+    """
+
+    scale: float
+    state_v_first: bool = False
+    state_format: str | None = None
+    state_block_v: int = 64
+    w_format: str | None = None
+    input_precision: str = "tf32"
+
+
+def padded(size: int) -> int:
+    """The extent of a tile that holds `size` columns."""
+    return max(SMALLEST_TILE, triton.next_power_of_2(size))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call's shapes and settings, and the arguments that its kernels share."""
+
+    settings: Settings
+    chunks: Chunks
+    sm: int
+    carrier: torch.dtype
+    H: int
+    HV: int
+    K: int
+    V: int
+
+    @staticmethod
+    def of(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, settings: Settings) -> Call:
+        """The call on these tensors."""
+        batch, length, h, k = q.shape
+        chunks = cut_into_chunks(batch, length, cu_seqlens)
+        return Call(settings, chunks, sm_of(q), q.dtype, h, v.shape[2], k, v.shape[3])
+
+    @property
+    def operand_dtype(self) -> torch.dtype:
+        """The dtype in which intermediate matmul operands are stored."""
+        return OPERANDS[self.carrier][2]
+
+    def row(self, kernel: str, **facts: object) -> LaunchRow:
+        """The launch row of a kernel for this call."""
+        return row_for(kernel, self.sm, operand=OPERANDS[self.carrier][0], K=padded(self.K), **facts)
+
+    def state_row(self, kernel: str, grouped: bool) -> tuple[LaunchRow, int]:
+        """The launch row and V tile of a pass over the state; `grouped` when a tile is a scale group."""
+        tile = min(self.settings.state_block_v, padded(self.V)) if grouped else 0
+        row = self.row(kernel, tile=tile)
+        return row, tile or min(row.meta["BV"], padded(self.V))
+
+    def shape(self) -> tuple[int, int, int, int]:
+        """T, chunks per sequence, H and HV, as the kernels take them."""
+        return self.chunks.length, self.chunks.per_sequence, self.H, self.HV
+
+    def state_strides(self) -> tuple[int, int]:
+        """Strides of a state along K and V, in elements."""
+        return (1, self.K) if self.settings.state_v_first else (self.V, 1)
+
+    def state_shape(self) -> tuple[int, ...]:
+        """Shape of initial and final state."""
+        inner = (self.V, self.K) if self.settings.state_v_first else (self.K, self.V)
+        return (self.chunks.sequences, self.HV, *inner)
+
+    def constants(self) -> dict[str, Any]:
+        """The constexprs that every kernel with matmuls takes."""
+        return {
+            "K": self.K,
+            "V": self.V,
+            "MMA": OPERANDS[self.carrier][1],
+            "PRECISION": self.settings.input_precision,
+            "PACKED": self.chunks.packed,
+        }
+
+    def conversion(self, fmt: str | None) -> str:
+        """How codes are computed here."""
+        return choose_conversion(self.sm, fmt) if fmt else "portable"
+
+    def tiles(self, row: LaunchRow) -> dict[str, int]:
+        """The K and V tiles of a row, no larger than K and V need."""
+        sizes = {"BKT": padded(self.K), "BV": padded(self.V)}
+        return {name: min(row.meta[name], size) for name, size in sizes.items() if name in row.meta}
+
+    def empty(self, like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory for a result."""
+        return torch.empty(shape, dtype=dtype or self.operand_dtype, device=like.device)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What one chunk is reduced to: cumulative gate, X = (I + L)^-1, W (rounded when its site is on) and U."""
+
+    gate_sums: Tensor
+    inverse: Tensor
+    w: Tensor
+    u: Tensor
+
+
+def prepare(
+    call: Call, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, w_format: str | None,
+    saved: tuple[Tensor, Tensor, Tensor | None] | None = None,
+) -> Prepared:  # fmt: skip
+    """Solves every chunk; or, from the saved gate sums, X and perhaps W, makes U (and W) again."""
+    tokens, c = k.shape[:2], call.chunks
+    if saved is None:
+        gate_sums = call.empty(k, *tokens, call.HV, dtype=torch.float32)
+        inverse, w = call.empty(k, *tokens, call.HV, CHUNK_SIZE), None
+    else:
+        gate_sums, inverse, w = saved
+    write_w = w is None
+    w = call.empty(k, *tokens, call.HV, call.K, dtype=call.carrier) if w is None else w
+    u = call.empty(k, *tokens, call.HV, call.V)
+    row = call.row("gdn_prepare")
+    if c.count * call.HV:
+        prepare_kernel[(c.count * call.HV,)](
+            k, v, g, beta, gate_sums, inverse, w, u, c.table, c.cu_seqlens, *call.shape(),
+            BK=padded(call.K), SOLVE_PRECISION=SOLVE_PRECISION[call.settings.input_precision],
+            SOLVE=saved is None, WRITE_W=write_w, W_FORMAT=w_format or "none",
+            CONVERSION=call.conversion(w_format), **call.tiles(row), **call.constants(), **row.options(),
+        )  # fmt: skip
+    return Prepared(gate_sums, inverse, w, u)
+
+
+@dataclass(frozen=True)
+class StatePass:
+    """What the pass over the state leaves: S at the entry of each chunk (rounded, `[chunks, HV, V, K]`), V', the
+    final state or None, and S' before rounding or None."""
+
+    states: Tensor
+    v_new: Tensor
+    final_state: Tensor | None
+    raw_states: Tensor | None
+
+
+def state_pass(
+    call: Call, k: Tensor, prepared: Prepared, initial_state: Tensor | None, *,
+    write_final: bool, write_raw: bool = False,
+) -> StatePass:  # fmt: skip
+    """Runs the recurrence over the chunks of every sequence."""
+    c, s = call.chunks, call.settings
+    row, tile = call.state_row("gdn_state", grouped=s.state_format is not None)
+    states = call.empty(k, c.count, call.HV, call.V, call.K)
+    v_new = call.empty(k, *k.shape[:2], call.HV, call.V)
+    final = call.empty(k, *call.state_shape(), dtype=torch.float32) if write_final else None
+    raw = call.empty(k, *states.shape, dtype=torch.float32) if write_raw else None
+    programs = c.sequences * call.HV * triton.cdiv(call.V, tile)
+    if programs:
+        state_pass_kernel[(programs,)](
+            k, prepared.w, prepared.u, prepared.gate_sums, initial_state, states, v_new, final, raw,
+            c.offsets, c.cu_seqlens, *call.shape(), *call.state_strides(),
+            BK=padded(call.K), BV=tile, STATE_FORMAT=s.state_format or "none",
+            CONVERSION=call.conversion(s.state_format), HAS_INITIAL=initial_state is not None,
+            WRITE_FINAL=write_final, WRITE_RAW=write_raw, **call.constants(), **row.options(),
+        )  # fmt: skip
+    return StatePass(states, v_new, final, raw)
+
+
+def output(call: Call, q: Tensor, k: Tensor, gate_sums: Tensor, passed: StatePass) -> Tensor:
+    """The output of every chunk, in the carrier dtype."""
+    c = call.chunks
+    o = call.empty(q, *q.shape[:2], call.HV, call.V, dtype=call.carrier)
+    row = call.row("gdn_output")
+    tiles = call.tiles(row)
+    programs = c.count * call.HV * triton.cdiv(call.V, tiles["BV"])
+    if programs:
+        output_kernel[(programs,)](
+            q, k, passed.v_new, gate_sums, passed.states, o, c.table, c.cu_seqlens, call.settings.scale,
+            *call.shape(), **tiles, **call.constants(), **row.options(),
+        )  # fmt: skip
+    return o
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Results of the forward and what the backward needs of it; `w` is None unless its site is on."""
+
+    o: Tensor
+    final_state: Tensor | None
+    gate_sums: Tensor
+    inverse: Tensor
+    w: Tensor | None
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None,
+    cu_seqlens: Tensor | None, settings: Settings, *, write_final: bool,
+) -> Forward:  # fmt: skip
+    """The chunk form, forward: three kernels. All tensors are contiguous and have been checked."""
+    call = Call.of(q, v, cu_seqlens, settings)
+    with device_of(q):
+        prepared = prepare(call, k, v, g, beta, settings.w_format)
+        passed = state_pass(call, k, prepared, initial_state, write_final=write_final)
+        o = output(call, q, k, prepared.gate_sums, passed)
+    w = prepared.w if settings.w_format else None
+    return Forward(o, passed.final_state, prepared.gate_sums, prepared.inverse, w)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of the inputs; `initial_state` is None when there was none."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+    initial_state: Tensor | None
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None,
+    cu_seqlens: Tensor | None, saved: tuple[Tensor, Tensor, Tensor | None], do: Tensor, dht: Tensor | None,
+    settings: Settings,
+) -> Gradients:  # fmt: skip
+    """The gradients at the rounded W and S. U, V' and the states are made again by the forward's own kernels."""
+    call = Call.of(q, v, cu_seqlens, settings)
+    with device_of(q):
+        prepared = prepare(call, k, v, g, beta, None, saved)
+        passed = state_pass(call, k, prepared, initial_state, write_final=False)
+        dv_new = local_gradient(call, q, k, do, prepared.gate_sums)
+        d_states, d_initial = state_gradient(call, q, k, do, prepared, dv_new, initial_state, dht)
+        dq, dk_partial, dw, d_outer = outer_gradient(call, q, k, do, prepared, passed, dv_new, d_states)
+        dk, dv, d_solve, d_beta = solve_gradient(call, k, v, beta, prepared, dw, dv_new, dk_partial)
+        dg, dbeta = gate_gradient(call, g, beta, d_outer, d_solve, d_beta)
+    return Gradients(dq, dk, dv, dg, dbeta, d_initial)
+
+
+def local_gradient(call: Call, q: Tensor, k: Tensor, do: Tensor, gate_sums: Tensor) -> Tensor:
+    """The gradient that V' gets from the output of its own chunk."""
+    c = call.chunks
+    dv_new = call.empty(do, *do.shape)
+    row = call.row("gdn_local_gradient")
+    if c.count * call.HV:
+        local_gradient_kernel[(c.count * call.HV,)](
+            q, k, do, gate_sums, dv_new, c.table, c.cu_seqlens, call.settings.scale, *call.shape(),
+            **call.tiles(row), **call.constants(), **row.options(),
+        )  # fmt: skip
+    return dv_new
+
+
+def state_gradient(
+    call: Call, q: Tensor, k: Tensor, do: Tensor, prepared: Prepared, dv_new: Tensor,
+    initial_state: Tensor | None, dht: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Completes dV' in place; returns the gradient of S' of each chunk and that of the initial state."""
+    c = call.chunks
+    row, tile = call.state_row("gdn_state_gradient", grouped=False)
+    d_states = call.empty(k, c.count, call.HV, call.V, call.K)
+    d_initial = None if initial_state is None else torch.empty_like(initial_state)
+    programs = c.sequences * call.HV * triton.cdiv(call.V, tile)
+    if programs:
+        state_gradient_kernel[(programs,)](
+            q, k, prepared.w, prepared.gate_sums, do, dht, d_states, dv_new, d_initial, c.offsets,
+            c.cu_seqlens, call.settings.scale, *call.shape(), *call.state_strides(),
+            BK=padded(call.K), BV=tile, HAS_INITIAL=initial_state is not None, HAS_FINAL=dht is not None,
+            **call.constants(), **row.options(),
+        )  # fmt: skip
+    return d_states, d_initial
+
+
+def outer_gradient(
+    call: Call, q: Tensor, k: Tensor, do: Tensor, prepared: Prepared, passed: StatePass, dv_new: Tensor,
+    d_states: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dq, the part of dk that does not come through the solve (fp32), dW, and shares of dG by K tile."""
+    c = call.chunks
+    row = call.row("gdn_outer_gradient")
+    tiles = call.tiles(row)
+    shares = triton.cdiv(call.K, tiles["BKT"])
+    dq = torch.empty_like(q)
+    dk = torch.empty_like(k, dtype=torch.float32)
+    dw = call.empty(k, *k.shape[:2], call.HV, call.K)
+    d_gate = call.empty(k, shares, *k.shape[:2], call.HV, dtype=torch.float32)
+    if c.count * call.H:
+        outer_gradient_kernel[(c.count * call.H * shares,)](
+            q, k, passed.v_new, prepared.gate_sums, do, dv_new, passed.states, d_states, dq, dk, dw, d_gate,
+            c.table, c.cu_seqlens, call.settings.scale, *call.shape(), c.tokens,
+            **tiles, **call.constants(), **row.options(),
+        )  # fmt: skip
+    return dq, dk, dw, d_gate
+
+
+def solve_gradient(
+    call: Call, k: Tensor, v: Tensor, beta: Tensor, prepared: Prepared, dw: Tensor, dv_new: Tensor,
+    dk_partial: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dk, dv, and shares of dG and dbeta by K tile."""
+    c = call.chunks
+    row = call.row("gdn_solve_gradient")
+    tiles = call.tiles(row)
+    shares = triton.cdiv(call.K, tiles["BKT"])
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    d_gate = call.empty(k, shares, *k.shape[:2], call.HV, dtype=torch.float32)
+    d_beta = torch.empty_like(d_gate)
+    if c.count * call.H:
+        solve_gradient_kernel[(c.count * call.H * shares,)](
+            k, v, beta, prepared.gate_sums, prepared.inverse, dw, dv_new, dk_partial, dk, dv, d_gate, d_beta,
+            c.table, c.cu_seqlens, *call.shape(), c.tokens, **tiles, **call.constants(), **row.options(),
+        )  # fmt: skip
+    return dk, dv, d_gate, d_beta
+
+
+def gate_gradient(
+    call: Call, g: Tensor, beta: Tensor, d_outer: Tensor, d_solve: Tensor, d_beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """dg and dbeta, each in the dtype of its input."""
+    c = call.chunks
+    row = call.row("gdn_gate_gradient")
+    heads = row.meta["BH"]
+    dg = torch.empty(g.shape, dtype=torch.float32, device=g.device)
+    dbeta = torch.empty_like(dg)
+    if c.count * call.HV:
+        gate_gradient_kernel[(c.count * triton.cdiv(call.HV, heads),)](
+            d_outer, d_solve, d_beta, dg, dbeta, c.table, c.cu_seqlens, *call.shape(), c.tokens,
+            OUTER_TILES=d_outer.shape[0], SOLVE_TILES=d_solve.shape[0], BH=heads, PACKED=c.packed,
+            **row.options(),
+        )  # fmt: skip
+    return dg.to(g.dtype), dbeta.to(beta.dtype)

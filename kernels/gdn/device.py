@@ -1,0 +1,151 @@
+"""Device functions that the kernels of the chunk form share: where a chunk lies, its decay, its solve.
+
+Tokens of all sequences form one axis of B * T rows. A chunk is at most 64 consecutive rows of one sequence.
+Base offsets are int64, so a tensor may hold more than 2^31 elements; offsets inside a chunk are int32.
+
+Matmul operands have the dtype `MMA`: bf16 for a bf16 carrier, fp32 (taken as TF32 or IEEE) for fp32 and fp16.
+An fp16 carrier widens exactly to TF32, and its state, V' and their gradients keep the range of fp32.
+"""
+
+# Triton compiles only the taken branch of a constexpr `if`; tiles have no type in Python.
+# ruff: noqa: RET505
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.qdq.device import INTERPRET, narrow, widen
+
+CHUNK: tl.constexpr = tl.constexpr(64)
+
+
+@triton.jit
+def locate_chunk(chunk, chunk_table, cu_seqlens, T, chunks_per_sequence, PACKED: tl.constexpr):
+    """The first row of a chunk (int64) and its number of rows, 0 for a padding entry of the chunk table."""
+    if PACKED:
+        sequence = tl.load(chunk_table + 2 * chunk).to(tl.int64)
+        index = tl.load(chunk_table + 2 * chunk + 1).to(tl.int64)
+        start = tl.load(cu_seqlens + sequence).to(tl.int64)
+        length = tl.load(cu_seqlens + sequence + 1).to(tl.int64) - start
+    else:
+        sequence = chunk // chunks_per_sequence
+        index = chunk % chunks_per_sequence
+        start = sequence * T
+        length = T + 0 * start
+    rows = tl.minimum(length - index * CHUNK, CHUNK).to(tl.int32)
+    return start + index * CHUNK, tl.maximum(rows, 0)
+
+
+@triton.jit
+def locate_sequence(sequence, chunk_offsets, cu_seqlens, T, chunks_per_sequence, PACKED: tl.constexpr):
+    """The first row of a sequence (int64), its length in rows and the number of its first chunk."""
+    if PACKED:
+        start = tl.load(cu_seqlens + sequence).to(tl.int64)
+        length = (tl.load(cu_seqlens + sequence + 1).to(tl.int64) - start).to(tl.int32)
+        first_chunk = tl.load(chunk_offsets + sequence).to(tl.int64)
+    else:
+        start = sequence * T
+        length = (T + 0 * start).to(tl.int32)
+        first_chunk = sequence * chunks_per_sequence
+    return start, length, first_chunk
+
+
+@triton.jit
+def bound(n):
+    """A loop bound. The interpreter's scalars are arrays of one element, which numpy no longer takes for a number."""
+    if INTERPRET:
+        return n.handle.data.item()
+    else:
+        return n
+
+
+@triton.jit
+def load_vector(pointer, stride, rows, n_rows):
+    """fp32 values of a chunk's rows, 0 past its end."""
+    return widen(tl.load(pointer + rows * stride, mask=rows < n_rows, other=0.0))
+
+
+@triton.jit
+def load_tile(pointer, stride, rows, columns, n_rows, n_columns: tl.constexpr):
+    """A tile [rows, columns] as it is stored, 0 outside."""
+    mask = (rows < n_rows)[:, None] & (columns < n_columns)[None, :]
+    return tl.load(pointer + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def store_tile(pointer, value, stride, rows, columns, n_rows, n_columns: tl.constexpr):
+    """Stores an fp32 tile [rows, columns], rounded to nearest even, inside its bounds."""
+    mask = (rows < n_rows)[:, None] & (columns < n_columns)[None, :]
+    offsets = rows[:, None] * stride + columns[None, :]
+    tl.store(pointer + offsets, narrow(value, pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def operand(x, MMA: tl.constexpr):
+    """A tile as a matmul operand. The interpreter multiplies bf16 as integers, so there it stays in fp32."""
+    if INTERPRET:
+        wide = widen(x)
+        return widen(narrow(wide, MMA)) if MMA == tl.bfloat16 else wide
+    elif x.dtype == tl.float32:
+        return narrow(x, MMA)
+    else:
+        return x.to(MMA)
+
+
+@triton.jit
+def matmul(a, b, PRECISION: tl.constexpr):
+    """a @ b accumulated in fp32."""
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def decay_between(later, earlier, mask):
+    """exp(later - earlier) where the mask holds, else 0.
+
+    Masked before exp: no positive exponent is formed. The mask leaves out rows past the end of the chunk, whose
+    gate reads as 0.
+    """
+    return tl.where(mask, tl.exp(tl.where(mask, later - earlier, 0.0)), 0.0)
+
+
+@triton.jit
+def last_value(x, rows, n_rows):
+    """The value of a [64] vector at the last row of the chunk."""
+    return tl.sum(tl.where(rows == n_rows - 1, x, 0.0), axis=0)
+
+
+@triton.jit
+def invert_diagonal_blocks(lower):
+    """The inverses of the 16 x 16 diagonal blocks of I + lower, as one block-diagonal [64, 64] matrix.
+
+    Forward substitution by columns: row i of the inverse loses lower[i, j] times row j, for j = 0..14 in turn.
+    """
+    block = tl.arange(0, 4)
+    i = tl.arange(0, 16)
+    diagonal = block[:, None, None, None] == block[None, None, :, None]
+    blocks = tl.sum(tl.where(diagonal, tl.reshape(lower, (4, 16, 4, 16)), 0.0), axis=2)
+    identity = (i[:, None] == i[None, :]).to(tl.float32)
+    inverse = tl.broadcast_to(identity[None, :, :], (4, 16, 16))
+    for j in range(15):
+        column = tl.sum(tl.where((i == j)[None, None, :], blocks, 0.0), axis=2)
+        row = tl.sum(tl.where((i == j)[None, :, None], inverse, 0.0), axis=1)
+        inverse -= column[:, :, None] * row[:, None, :]
+    return tl.reshape(tl.where(diagonal, inverse[:, :, None, :], 0.0), (64, 64))
+
+
+@triton.jit
+def invert_unit_lower(lower, SOLVE_PRECISION: tl.constexpr):
+    """(I + lower)^-1 for a strictly lower triangular [64, 64] tile, exact up to fp32 rounding.
+
+    Diagonal blocks by substitution, then [[P, 0], [M, R]]^-1 = [[P', 0], [-R' M P', R']], from 16 to 32 to 64.
+    """
+    i = tl.arange(0, 64)
+    inverse = invert_diagonal_blocks(lower)
+    within_32 = (i[:, None] // 32 == i[None, :] // 32) & (i[:, None] // 16 != i[None, :] // 16)
+    across_32 = i[:, None] // 32 != i[None, :] // 32
+    middle = matmul(inverse, tl.where(within_32, lower, 0.0), SOLVE_PRECISION)
+    inverse -= matmul(middle, inverse, SOLVE_PRECISION)
+    middle = matmul(inverse, tl.where(across_32, lower, 0.0), SOLVE_PRECISION)
+    return inverse - matmul(middle, inverse, SOLVE_PRECISION)

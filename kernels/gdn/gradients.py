@@ -1,0 +1,101 @@
+"""Gradients of one chunk with respect to what the output and the state update read.
+
+    dP = tril(scale exp(G_i - G_j) dO V'^T)        M = dP * Q K^T
+    dQ = scale exp(G) dO S^T + dP K                dK = exp(G_last - G) V' dS'^T + dP^T Q        dW = -dV' S^T
+    dG = rows(M) - columns(M) + q . dQ_state - k . dK_state,    dG_last += exp(G_last) <S, dS'> + sum(k . dK_state)
+
+dP^T is made as V' dO^T, never as the transpose of an accumulator. A program takes one K tile and adds the value
+heads of its q/k head in order, so grouped heads need neither copies nor atomics. dG is linear in the K tiles:
+each program stores its share.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.gdn.device import (
+    CHUNK,
+    bound,
+    decay_between,
+    last_value,
+    load_tile,
+    load_vector,
+    locate_chunk,
+    matmul,
+    operand,
+    store_tile,
+)
+from kernels.qdq.device import widen
+
+SCALARS = ["T", "chunks_per_sequence", "H", "HV", "n_tokens"]
+
+
+@triton.jit(do_not_specialize=SCALARS)
+def outer_gradient_kernel(
+    q, k, v_new, gate_sums, do, dv_new, states, d_states, dq, dk, dw, d_gate_sums, chunk_table, cu_seqlens,
+    scale, T, chunks_per_sequence, H, HV, n_tokens,
+    K: tl.constexpr, V: tl.constexpr, BKT: tl.constexpr, BV: tl.constexpr,
+    MMA: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Grid: (chunks * H * K tiles,). `dk` is fp32 and lacks what comes through W and U; `dW` is an operand."""
+    program = tl.program_id(0).to(tl.int64)
+    tiles: tl.constexpr = (K + BKT - 1) // BKT
+    tile, chunk_head = (program % tiles).to(tl.int32), program // tiles
+    chunk, key_head = chunk_head // H, chunk_head % H
+    first, n_rows = locate_chunk(chunk, chunk_table, cu_seqlens, T, chunks_per_sequence, PACKED)
+    if n_rows <= 0:
+        return
+    rows = tl.arange(0, CHUNK)
+    columns = tile * BKT + tl.arange(0, BKT)
+    lower = (rows[:, None] >= rows[None, :]) & (rows < n_rows)[:, None]
+    upper = (rows[:, None] <= rows[None, :]) & (rows < n_rows)[None, :]
+    key_offset = (first * H + key_head) * K
+    queries = load_tile(q + key_offset, H * K, rows, columns, n_rows, K)
+    keys = load_tile(k + key_offset, H * K, rows, columns, n_rows, K)
+    products = matmul(operand(queries, MMA), tl.trans(operand(keys, MMA)), PRECISION)
+    dq_tile = tl.zeros((CHUNK, BKT), tl.float32)
+    dk_tile = tl.zeros((CHUNK, BKT), tl.float32)
+    for member in range(bound(HV // H)):
+        head = key_head * (HV // H) + member
+        token_head = first * HV + head
+        state_offset = (chunk * HV + head) * (K * V)
+        gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
+        gate_last = last_value(gate, rows, n_rows)
+        dp = tl.zeros((CHUNK, CHUNK), tl.float32)
+        dp_transposed = tl.zeros((CHUNK, CHUNK), tl.float32)
+        dq_state = tl.zeros((CHUNK, BKT), tl.float32)
+        dk_state = tl.zeros((CHUNK, BKT), tl.float32)
+        dw_tile = tl.zeros((CHUNK, BKT), tl.float32)
+        state_product = tl.zeros((BKT,), tl.float32)
+        for start in range(0, V, BV):
+            channels = start + tl.arange(0, BV)
+            do_tile = operand(load_tile(do + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
+            v_tile = operand(load_tile(v_new + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
+            dv_tile = operand(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
+            s = operand(load_tile(states + state_offset, K, channels, columns, V, K), MMA)
+            ds = operand(load_tile(d_states + state_offset, K, channels, columns, V, K), MMA)
+            dp += matmul(do_tile, tl.trans(v_tile), PRECISION)
+            dp_transposed += matmul(v_tile, tl.trans(do_tile), PRECISION)
+            dq_state += matmul(do_tile, s, PRECISION)
+            dk_state += matmul(v_tile, ds, PRECISION)
+            dw_tile += matmul(dv_tile, s, PRECISION)
+            state_product += tl.sum(s.to(tl.float32) * ds.to(tl.float32), axis=0)
+        store_tile(dw + token_head * K, -dw_tile, HV * K, rows, columns, n_rows, K)
+        dq_state *= (scale * tl.exp(gate))[:, None]
+        dk_state *= tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)[:, None]
+        dp *= scale * decay_between(gate[:, None], gate[None, :], lower)
+        dp_transposed *= scale * decay_between(gate[None, :], gate[:, None], upper)
+        m = dp * products
+        through_keys = tl.sum(dk_state * widen(keys), axis=1)
+        d_gate = tl.sum(m, axis=1) - tl.sum(m, axis=0) + tl.sum(dq_state * widen(queries), axis=1)
+        d_last = tl.exp(gate_last) * tl.sum(state_product, axis=0) + tl.sum(through_keys, axis=0)
+        d_gate += tl.where(rows == n_rows - 1, d_last, 0.0) - through_keys
+        share = d_gate_sums + tile.to(tl.int64) * n_tokens * HV + token_head
+        tl.store(share + rows * HV, d_gate, mask=rows < n_rows)
+        dq_tile += dq_state + matmul(operand(dp, MMA), operand(keys, MMA), PRECISION)
+        dk_tile += dk_state + matmul(operand(dp_transposed, MMA), operand(queries, MMA), PRECISION)
+    store_tile(dq + key_offset, dq_tile, H * K, rows, columns, n_rows, K)
+    store_tile(dk + key_offset, dk_tile, H * K, rows, columns, n_rows, K)

@@ -1,0 +1,168 @@
+"""The passes over the chunks of a sequence: the state forward, its gradient backward.
+
+A program owns one V tile of one head of one sequence and keeps S transposed, [BV, BK], in fp32 registers. So S is
+the left operand of both matmuls that read it, straight from registers, and no accumulator is ever transposed into
+an operand. With the state site on, the V tile is the scale group.
+
+    V' = U - W S                S' = exp(G_last) S + (exp(G_last - G) K)^T V'
+
+Gradient at the rounded S and W; the rounding passes it on unchanged:
+
+    dV' = dV'_local + exp(G_last - G) K dS'       dS = exp(G_last) dS' + (scale exp(G) Q)^T dO - W^T dV'
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.gdn.device import (
+    CHUNK,
+    bound,
+    last_value,
+    load_tile,
+    load_vector,
+    locate_sequence,
+    matmul,
+    operand,
+    store_tile,
+)
+from kernels.qdq.device import narrow, qdq_tile, widen
+
+SCALARS = ["T", "chunks_per_sequence", "H", "HV", "state_stride_k", "state_stride_v"]
+
+
+@triton.jit
+def load_state(pointer, stride_v, stride_k, channels, columns, V: tl.constexpr, K: tl.constexpr):
+    """S transposed, [BV, BK] fp32, from either layout."""
+    mask = (channels < V)[:, None] & (columns < K)[None, :]
+    offsets = channels[:, None] * stride_v + columns[None, :] * stride_k
+    return tl.load(pointer + offsets, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_state(pointer, value, stride_v, stride_k, channels, columns, V: tl.constexpr, K: tl.constexpr):
+    """Stores S transposed into either layout."""
+    mask = (channels < V)[:, None] & (columns < K)[None, :]
+    offsets = channels[:, None] * stride_v + columns[None, :] * stride_k
+    tl.store(pointer + offsets, narrow(value, pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=SCALARS)
+def state_pass_kernel(
+    k, w, u, gate_sums, initial_state, states, v_new, final_state, raw_states, chunk_offsets, cu_seqlens,
+    T, chunks_per_sequence, H, HV, state_stride_k, state_stride_v,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    MMA: tl.constexpr, PRECISION: tl.constexpr, STATE_FORMAT: tl.constexpr, CONVERSION: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, WRITE_FINAL: tl.constexpr, WRITE_RAW: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Grid: (sequences * HV * V tiles,). `states` holds S transposed at the entry of every chunk."""
+    program = tl.program_id(0).to(tl.int64)
+    tiles: tl.constexpr = (V + BV - 1) // BV
+    tile, sequence_head = (program % tiles).to(tl.int32), program // tiles
+    sequence, head = sequence_head // HV, sequence_head % HV
+    start, length, chunk = locate_sequence(
+        sequence, chunk_offsets, cu_seqlens, T, chunks_per_sequence, PACKED
+    )
+    rows = tl.arange(0, CHUNK)
+    columns = tl.arange(0, BK)
+    channels = tile * BV + tl.arange(0, BV)
+    token_head = start * HV + head
+    k += (start * H + head // (HV // H)) * K
+    w += token_head * K
+    u += token_head * V
+    v_new += token_head * V
+    gate_sums += token_head
+    states += (chunk * HV + head) * (K * V)
+    if WRITE_RAW:
+        raw_states += (chunk * HV + head) * (K * V)
+
+    s = tl.zeros((BV, BK), tl.float32)
+    if HAS_INITIAL:
+        s = load_state(
+            initial_state + sequence_head * (K * V), state_stride_v, state_stride_k, channels, columns, V, K
+        )
+    s = qdq_tile(s, STATE_FORMAT, CONVERSION)
+    for row in range(0, bound(length), CHUNK):
+        n_rows = tl.minimum(length - row, CHUNK)
+        s_operand = operand(s, MMA)
+        store_state(states, s, K, 1, channels, columns, V, K)
+        keys = operand(load_tile(k, H * K, rows, columns, n_rows, K), MMA)
+        w_tile = operand(load_tile(w, HV * K, rows, columns, n_rows, K), MMA)
+        u_tile = widen(load_tile(u, HV * V, rows, channels, n_rows, V))
+        gate = load_vector(gate_sums, HV, rows, n_rows)
+        gate_last = last_value(gate, rows, n_rows)
+        v_tile = tl.trans(u_tile) - matmul(s_operand, tl.trans(w_tile), PRECISION)
+        store_tile(v_new, tl.trans(v_tile), HV * V, rows, channels, n_rows, V)
+        to_end = tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)
+        s = s * tl.exp(gate_last) + matmul(operand(v_tile * to_end[None, :], MMA), keys, PRECISION)
+        if WRITE_RAW:
+            store_state(raw_states, s, K, 1, channels, columns, V, K)
+            raw_states += HV * (K * V)
+        s = qdq_tile(s, STATE_FORMAT, CONVERSION)
+        k += CHUNK * H * K
+        w += CHUNK * HV * K
+        u += CHUNK * HV * V
+        v_new += CHUNK * HV * V
+        gate_sums += CHUNK * HV
+        states += HV * (K * V)
+    if WRITE_FINAL:
+        store_state(
+            final_state + sequence_head * (K * V), s, state_stride_v, state_stride_k, channels, columns, V, K
+        )
+
+
+@triton.jit(do_not_specialize=SCALARS)
+def state_gradient_kernel(
+    q, k, w, gate_sums, do, d_final_state, d_states, dv_new, d_initial_state, chunk_offsets, cu_seqlens, scale,
+    T, chunks_per_sequence, H, HV, state_stride_k, state_stride_v,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    MMA: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Grid: (sequences * HV * V tiles,). `dv_new` holds dV'_local and is completed; `d_states` is dS' by chunk."""
+    program = tl.program_id(0).to(tl.int64)
+    tiles: tl.constexpr = (V + BV - 1) // BV
+    tile, sequence_head = (program % tiles).to(tl.int32), program // tiles
+    sequence, head = sequence_head // HV, sequence_head % HV
+    start, length, chunk = locate_sequence(
+        sequence, chunk_offsets, cu_seqlens, T, chunks_per_sequence, PACKED
+    )
+    rows = tl.arange(0, CHUNK)
+    columns = tl.arange(0, BK)
+    channels = tile * BV + tl.arange(0, BV)
+    n_chunks = (length + CHUNK - 1) // CHUNK
+    d_states += (chunk * HV + head) * (K * V)
+
+    ds = tl.zeros((BV, BK), tl.float32)
+    if HAS_FINAL:
+        ds = load_state(
+            d_final_state + sequence_head * (K * V), state_stride_v, state_stride_k, channels, columns, V, K
+        )
+    for step in range(bound(n_chunks)):
+        index = (n_chunks - 1 - step).to(tl.int64)
+        row = start + index * CHUNK
+        n_rows = tl.minimum(length - (n_chunks - 1 - step) * CHUNK, CHUNK)
+        token_head = row * HV + head
+        key_head = (row * H + head // (HV // H)) * K
+        store_state(d_states + index * HV * (K * V), ds, K, 1, channels, columns, V, K)
+        keys = operand(load_tile(k + key_head, H * K, rows, columns, n_rows, K), MMA)
+        queries = operand(load_tile(q + key_head, H * K, rows, columns, n_rows, K), MMA)
+        w_tile = operand(load_tile(w + token_head * K, HV * K, rows, columns, n_rows, K), MMA)
+        do_tile = widen(load_tile(do + token_head * V, HV * V, rows, channels, n_rows, V))
+        local = widen(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V))
+        gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
+        gate_last = last_value(gate, rows, n_rows)
+        to_end = tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)
+        dv = matmul(operand(ds, MMA), tl.trans(keys), PRECISION) * to_end[None, :] + tl.trans(local)
+        store_tile(dv_new + token_head * V, tl.trans(dv), HV * V, rows, channels, n_rows, V)
+        do_scaled = tl.trans(do_tile * (scale * tl.exp(gate))[:, None])
+        ds = ds * tl.exp(gate_last) + matmul(operand(do_scaled, MMA), queries, PRECISION)
+        ds -= matmul(operand(dv, MMA), w_tile, PRECISION)
+    if HAS_INITIAL:
+        store_state(
+            d_initial_state + sequence_head * (K * V), ds, state_stride_v, state_stride_k, channels, columns,
+            V, K,
+        )  # fmt: skip
