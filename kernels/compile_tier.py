@@ -34,7 +34,7 @@ FAMILIES = {
     "fp8 conversion": r"cvt\.[\w.]*e4m3[\w.]*",
     "global load": r"ld\.global[\w.]*|cp\.async\.[\w.]*",
     "global store": r"st\.global[\w.]*",
-    "division": r"div\.[\w.]*",
+    "fp32 division": r"div\.[\w.]*f32",
     "matrix product": r"(?:wgmma|mma|tcgen05)\.[\w.]*",
     "flush to zero": r"[\w.]*\.ftz[\w.]*",
 }

@@ -1,0 +1,5 @@
+"""Two builds of one name."""
+
+from suites.selfcheck.qdq.broken_builds import GOOD
+
+BUILDS = (GOOD, GOOD)
