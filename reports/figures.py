@@ -1,0 +1,338 @@
+"""What a receipt's cases amount to: counts, tightest margins, failures by cause, tables per tensor.
+
+Pure functions of the records. Everything shown as a number in any form of a receipt is computed here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qualify.records import EXECUTED, FAILURES, CaseRecord, Comparison, Verdict
+from reports.model import Environment, Plan, Skip
+
+TENSORS = ("o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dh0")
+"""The eight tensors of a whole-op case, in the order in which people know them."""
+
+MEASURED = frozenset({"budget", "exact", "relation", "filter"})
+"""Kinds of comparison whose error is a size; the others hold or do not."""
+
+CASE_AXES = ("check", "regime", "subject", "verdict")
+"""What every case has beside its levels; the map can be laid out along these too."""
+
+
+def axis_value(case: CaseRecord, axis: str) -> str:
+    """Where a case stands on an axis of the plan or on one of CASE_AXES; `–` where it does not vary it."""
+    if axis in CASE_AXES:
+        return str(getattr(case, axis))
+    return case.levels.get(axis, "–")
+
+
+def case_margin(case: CaseRecord) -> float | None:
+    """The tightest margin of a case; None where nothing was compared."""
+    return max((orderable(c.margin) for c in case.comparisons), default=None)
+
+
+def orderable(value: float) -> float:
+    """A margin or error that can be ordered: NaN counts as infinitely bad."""
+    return math.inf if math.isnan(value) else value
+
+
+def composition(cases: Sequence[CaseRecord]) -> list[tuple[Verdict, int]]:
+    """How many cases ended with each verdict, in the order of the closed set, zeros left out."""
+    counts = Counter(case.verdict for case in cases)
+    return [(verdict, counts[verdict]) for verdict in Verdict if counts[verdict]]
+
+
+@dataclass(frozen=True)
+class Tight:
+    """A comparison that came close to its budget, or beyond."""
+
+    case: CaseRecord
+    comparison: Comparison
+
+
+def tightest(cases: Iterable[CaseRecord], limit: int = 6) -> list[Tight]:
+    """The comparisons of executed cases nearest to their budgets, one for each tensor and metric."""
+    best: dict[tuple[str, str], Tight] = {}
+    for case in cases:
+        for c in case.comparisons:
+            if c.budget <= 0:
+                continue
+            held = best.get((c.tensor, c.metric))
+            if held is None or orderable(c.margin) > orderable(held.comparison.margin):
+                best[c.tensor, c.metric] = Tight(case, c)
+    return sorted(best.values(), key=lambda t: -orderable(t.comparison.margin))[:limit]
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Failing cases with one cause: verdict, check, first failing tensor, the fault that it looks like."""
+
+    verdict: Verdict
+    check: str
+    tensor: str
+    looks_like: str
+    cases: tuple[CaseRecord, ...]
+
+    @property
+    def worst(self) -> CaseRecord:
+        """The case farthest outside its budget."""
+        return max(self.cases, key=lambda case: case_margin(case) or 0.0)
+
+
+def failure_groups(cases: Iterable[CaseRecord]) -> list[FailureGroup]:
+    """Failures by cause, the largest group first."""
+    groups: dict[tuple[Verdict, str, str, str], list[CaseRecord]] = defaultdict(list)
+    for case in cases:
+        if case.verdict in FAILURES:
+            first = next((c for c in case.comparisons if not c.passed), None)
+            fits = next((c.looks_like for c in case.comparisons if not c.passed and c.looks_like), "")
+            groups[case.verdict, case.check, first.tensor if first else "", fits or ""].append(case)
+    made = [FailureGroup(*key, tuple(members)) for key, members in groups.items()]
+    return sorted(made, key=lambda g: (-len(g.cases), g.check, g.tensor))
+
+
+@dataclass
+class Tally:
+    """What became of the cases of one cell of the map."""
+
+    planned: int = 0
+    executed: int = 0
+    failed: int = 0
+    waived: int = 0
+    margin: float = -1.0
+
+    def add(self, case: CaseRecord) -> None:
+        """Counts one case."""
+        self.planned += 1
+        self.executed += case.verdict in EXECUTED
+        self.failed += case.verdict in FAILURES
+        self.waived += case.verdict is Verdict.WAIVED
+        tight = case_margin(case)
+        if tight is not None and case.verdict is Verdict.PASSED:
+            self.margin = max(self.margin, tight)
+
+    @property
+    def state(self) -> str:
+        """The class that colours the cell: `failed`, `waived`, `none` (not executed) or a step of margin."""
+        if self.failed:
+            return "failed"
+        if self.waived:
+            return "waived"
+        return "none" if not self.executed else f"m{margin_step(self.margin)}"
+
+
+MARGIN_STEPS = (0.0, 0.25, 0.5, 0.75, 0.9)
+
+
+def margin_step(value: float) -> int:
+    """Which of six steps a passing margin falls in: exact, up to a quarter, a half, three quarters, ..."""
+    return sum(value > step for step in MARGIN_STEPS)
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """The matrix seen along two axes; a missing cell was not planned."""
+
+    row_axis: str
+    column_axis: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[str, str], Tally]
+
+
+def heat_map(cases: Iterable[CaseRecord], row_axis: str, column_axis: str, plan: Plan) -> HeatMap:
+    """Tallies of the cases by two axes, levels in the plan's order."""
+    cells: dict[tuple[str, str], Tally] = defaultdict(Tally)
+    for case in cases:
+        cells[axis_value(case, row_axis), axis_value(case, column_axis)].add(case)
+    rows = in_order({row for row, _ in cells}, plan.axes.get(row_axis, ()))
+    columns = in_order({column for _, column in cells}, plan.axes.get(column_axis, ()))
+    return HeatMap(row_axis, column_axis, rows, columns, dict(cells))
+
+
+def in_order(values: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Levels in the order in which the plan names them, others after them in natural order."""
+    place = {level: i for i, level in enumerate(known)}
+    return tuple(sorted(values, key=lambda v: (place.get(v, len(place)), v == "–", _natural(v))))
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    parts = re.findall(r"\d{1,18}|\D+", text)
+    return [(0, int(p), "") if p[0].isdecimal() and p.isascii() else (1, 0, p) for p in parts]
+
+
+@dataclass
+class TensorRow:
+    """The errors of one tensor in one carrier, over all executed cases."""
+
+    tensor: str
+    dtype: str
+    cases: int = 0
+    compared: int = 0
+    failed: int = 0
+    margins: list[float] = field(default_factory=list)
+    statistics: dict[str, float] = field(default_factory=dict)
+    nonfinite: Counter[str] = field(default_factory=Counter)
+    tight: Tight | None = None
+    discrimination: dict[str, float] = field(default_factory=dict)
+
+    def add(self, case: CaseRecord, comparisons: Sequence[Comparison]) -> None:
+        """Takes in what one case measured on this tensor."""
+        worst = max(comparisons, key=lambda c: orderable(c.margin))
+        self.cases += 1
+        self.compared += len(comparisons)
+        self.failed += not worst.passed
+        self.margins.append(orderable(worst.margin))
+        if self.tight is None or orderable(worst.margin) > orderable(self.tight.comparison.margin):
+            self.tight = Tight(case, worst)
+        for c in comparisons:
+            _keep_largest(self.statistics, c.statistics)
+            _keep_largest(self.discrimination, c.discrimination)
+        self.nonfinite.update(max((c.nonfinite for c in comparisons), key=lambda n: sum(n.values())))
+
+    @property
+    def median_margin(self) -> float:
+        """The median over cases of the tightest margin."""
+        ordered = sorted(self.margins)
+        return ordered[len(ordered) // 2]
+
+
+def _keep_largest(held: dict[str, float], new: Mapping[str, float]) -> None:
+    for name, value in new.items():
+        held[name] = max(held.get(name, 0.0), orderable(value))
+
+
+def measured(case: CaseRecord) -> Iterator[tuple[str, list[Comparison]]]:
+    """The measured comparisons of a case by tensor."""
+    by_tensor: dict[str, list[Comparison]] = defaultdict(list)
+    for c in case.comparisons:
+        if c.kind in MEASURED:
+            by_tensor[c.tensor].append(c)
+    yield from by_tensor.items()
+
+
+def tensor_rows(cases: Iterable[CaseRecord]) -> list[TensorRow]:
+    """One row for each tensor and carrier, the eight tensors first."""
+    rows: dict[tuple[str, str], TensorRow] = {}
+    for case in cases:
+        dtype = case.levels.get("dtype", "–")
+        for tensor, comparisons in measured(case):
+            row = rows.setdefault((tensor, dtype), TensorRow(tensor, dtype))
+            row.add(case, comparisons)
+    return sorted(rows.values(), key=lambda r: (tensor_rank(r.tensor), r.dtype))
+
+
+def tensor_rank(tensor: str) -> tuple[int, str]:
+    """Sorts the eight tensors first, in their order, and stages after them by name."""
+    return (TENSORS.index(tensor), "") if tensor in TENSORS else (len(TENSORS), tensor)
+
+
+@dataclass
+class Property:
+    """A property and how many cases it held in."""
+
+    name: str
+    check: str
+    held: int = 0
+    cases: int = 0
+
+
+def properties(cases: Iterable[CaseRecord]) -> list[Property]:
+    """What is judged without a size: each property with how often it held."""
+    table: dict[tuple[str, str], Property] = {}
+    for case in cases:
+        for c in case.comparisons:
+            if c.kind not in MEASURED:
+                row = table.setdefault((case.check, c.tensor), Property(c.tensor, case.check))
+                row.held += c.passed
+                row.cases += 1
+    return sorted(table.values(), key=lambda p: (p.held == p.cases, p.check, p.name))
+
+
+def discrimination_matrix(rows: Iterable[TensorRow]) -> tuple[list[str], dict[tuple[str, str], float]]:
+    """Tensors, and for (wrong answer, tensor) the largest distance over budget that any case measured."""
+    best: dict[tuple[str, str], float] = {}
+    tensors: dict[str, None] = {}
+    for row in rows:
+        for name, value in row.discrimination.items():
+            tensors[row.tensor] = None
+            best[name, row.tensor] = max(best.get((name, row.tensor), 0.0), value)
+    return sorted(tensors, key=tensor_rank), best
+
+
+def skip_rows(cases: Iterable[CaseRecord], recorded: Iterable[Skip] = ()) -> list[tuple[Verdict, Skip]]:
+    """Cases not executed by verdict and rule, counted again from the cases; budgets from the record."""
+    counts: Counter[tuple[Verdict, str, str, str]] = Counter()
+    for case in cases:
+        if case.verdict not in EXECUTED and case.verdict is not Verdict.STALE_WAIVER:
+            counts[case.verdict, case.requirement, case.value_seen, case.reason] += 1
+    budgets = {(s.requirement, s.value_seen, s.reason): s.budget for s in recorded}
+    rows = [
+        (verdict, Skip(rule, seen, reason, number, budgets.get((rule, seen, reason))))
+        for (verdict, rule, seen, reason), number in counts.items()
+    ]
+    return sorted(rows, key=lambda row: -row[1].cases)
+
+
+def never_executed(plan: Plan, cases: Iterable[CaseRecord]) -> list[tuple[str, str, int]]:
+    """(axis, level, planned cases) of every level of the plan that no executed case stands on."""
+    planned: Counter[tuple[str, str]] = Counter()
+    executed: Counter[tuple[str, str]] = Counter()
+    for case in cases:
+        stands = [*case.levels.items(), ("regime", case.regime)]
+        planned.update(stands)
+        if case.verdict in EXECUTED:
+            executed.update(stands)
+    levels = {(axis, level) for axis, named in plan.axes.items() for level in named} | set(planned)
+    missing = [(axis, level, planned[axis, level]) for axis, level in levels if not executed[axis, level]]
+    return sorted(missing, key=lambda row: (row[0], _natural(row[1])))
+
+
+def launches(cases: Iterable[CaseRecord]) -> list[tuple[str, str, int]]:
+    """(kernel, launch configuration, executed cases) that really ran."""
+    counts = Counter((kernel, row) for case in cases for kernel, row in case.launch.items())
+    return [(kernel, row, number) for (kernel, row), number in sorted(counts.items())]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One fact about the machines: its value, by worker where they differ."""
+
+    section: str
+    name: str
+    values: tuple[str, ...]
+
+    @property
+    def drifts(self) -> bool:
+        """Whether the workers do not agree."""
+        return len(set(self.values)) > 1
+
+
+PER_DEVICE = frozenset({"uuid", "index", "pci", "serial", "CUDA_VISIBLE_DEVICES"})
+"""Facts that tell devices apart; they differ by nature and are no drift."""
+
+
+def facts(environments: Sequence[Environment]) -> list[Fact]:
+    """Every fact of every section with its value in each environment; `–` where one lacks it."""
+    flat = [dict(_flatten(e)) for e in environments]
+    names = {key: None for environment in flat for key in environment}
+    return [Fact(section, name, tuple(f.get((section, name), "–") for f in flat)) for section, name in names]
+
+
+def _flatten(environment: Environment) -> Iterator[tuple[tuple[str, str], str]]:
+    for section in ("gpu", "software", "switches", "variables", "system"):
+        for name, value in getattr(environment, section).items():
+            if section == "software":
+                yield (section, name), value.version or f"absent: {value.reason or 'not installed'}"
+            else:
+                yield (section, name), str(value)
+
+
+def drift(environments: Sequence[Environment]) -> list[Fact]:
+    """Facts on which the environments differ and should not."""
+    return [fact for fact in facts(environments) if fact.drifts and fact.name not in PER_DEVICE]
