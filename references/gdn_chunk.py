@@ -14,14 +14,15 @@ Source: Yang et al., Gated Delta Networks (2024), section 3.3; the WY form of Bi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 
 from references.arithmetic import EXACT, MAGNITUDES, Arithmetic
+from references.chunk_inside import Call, gather, inside
+from references.chunk_pass import State, forced, inverse_permutation, leaking, passed_on, read
+from references.gradients import scaled_gradient
 from references.packing import Packing, Plan, pack, rows
-from references.qdq import straight_through
 from references.semantics import CONTRACT, Semantics
 from references.sites import Offsets, Sites
 
@@ -86,27 +87,26 @@ def gdn_chunk(
     key_dim = k.shape[-1]
     together = semantics.boundaries != "reset"
     packing = pack(batch, length, cu_seqlens, chunk_size, q.device, together=together)
-    number = len(packing.starts) - 1
-    initial = _initial(initial_state, (number, value_heads, key_dim, value_dim), state_v_first, q, semantics)
+    shape = (len(packing.starts) - 1, value_heads, key_dim, value_dim)
+    initial = _initial(initial_state, shape, state_v_first, q.device, semantics)
     sites = Sites(state_format, state_block_v, w_format, w_dtype or k.dtype, semantics, offsets)
-    call = _Call(
+    call = Call(
         arithmetic=arithmetic,
         semantics=semantics,
         sites=sites,
         scale=key_dim**-0.5 if scale is None else scale,
         chunk_size=chunk_size,
         packing=packing,
-        shape=(batch, length),
     )
     inputs = [x.to(torch.float64) for x in (q, k, v, g, beta)]
     entries = None if entry_states is None else entry_states.to(torch.float64).flatten(0, 1)
     results = [_run(call, name, plan, inputs, initial, entries) for name, plan in enumerate(packing.plans)]
     outcome = {key: [result[key] for result in results] for key in results[0]}
+    o = _by_token(packing, outcome.pop("o")).view(v.shape)
+    final = torch.cat(outcome.pop("final_state")).index_select(0, packing.sequences)
     if stages is not None:
-        stages.update({key: call.assemble(key, pieces) for key, pieces in outcome.items()})
-    o = call.assemble("o", outcome["o"])
-    final = call.assemble("final_state", outcome["final_state"])
-    final = final if semantics.dht else _scaled_gradient(final, 0.0)
+        stages.update(_stages(packing, outcome, (batch, length)))
+    final = final if semantics.dht else scaled_gradient(final, 0.0)
     return o, final.mT if state_v_first != semantics.final_transposed else final
 
 
@@ -146,404 +146,87 @@ def dg_magnitude(
     return torch.zeros_like(leaf) if grads[0] is None else grads[0].detach()
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What stays the same for all plans of a call."""
-
-    arithmetic: Arithmetic
-    semantics: Semantics
-    sites: Sites
-    scale: float
-    chunk_size: int
-    packing: Packing
-    shape: tuple[int, int]
-
-    def assemble(self, name: str, pieces: list[Tensor]) -> Tensor:
-        """A tensor in the layout of its kind, from the pieces of all plans."""
-        joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        if name in ("final_state", "initial_rounded"):
-            return joined.index_select(0, self.packing.sequences)
-        if name.startswith("state"):
-            chunks = joined.index_select(0, self.packing.chunks)
-            batch = self.shape[0]
-            return chunks.unflatten(0, (batch, len(chunks) // batch) if batch else (0, 0))
-        return rows(joined, self.packing.slots, self.packing.tokens).unflatten(0, self.shape)
-
-
-class _Chunks(NamedTuple):
-    """The inputs of all chunks of a plan: `[M, HV, C, ...]`; `G` is the cumulative log decay."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    beta: Tensor
-
-
-class _Intra(NamedTuple):
-    """What a chunk needs to pass the state on, for all chunks at once."""
-
-    u: Tensor
-    w: Tensor
-    w_rounded: Tensor
-    w_backward: Tensor | None
-    keys: Tensor
-    carry: Tensor
-    attention: Tensor
-    read: Tensor
-
-
-class _State(NamedTuple):
-    """A state before and after its rounding."""
-
-    raw: Tensor
-    rounded: Tensor
-
-    def pick(self, which: str) -> Tensor:
-        return self.raw if which == "unrounded" else self.rounded
-
-
 def _run(
-    call: _Call, name: int, plan: Plan, inputs: list[Tensor], initial: Tensor, entries: Tensor | None
+    call: Call, name: int, plan: Plan, inputs: list[Tensor], initial: Tensor, entries: Tensor | None
 ) -> dict[str, Tensor]:
-    chunks = _gather(call, plan, inputs)
-    cumulative, intra = _intra(call, name, plan, chunks)
+    """All that one plan gives: per token `[slots, HV, ...]`, per chunk `[M, ...]`, per sequence `[n, ...]`."""
+    chunks = gather(call, plan, inputs)
+    inner = inside(call, name, plan, chunks)
     own = initial.index_select(0, plan.sequences)
-    start = _State(own, call.sites.state(own, 0, (name, "entry")) if call.semantics.initial_rounded else own)
+    start = State(own, call.sites.state(own, 0, (name, "entry")) if call.semantics.initial_rounded else own)
     if entries is not None:
-        chunk_ids = _inverse_permutation(call.packing.chunks)
-        offset = sum(len(p.sequence_of) for p in call.packing.plans[:name])
-        given = entries.index_select(0, chunk_ids[offset : offset + len(plan.sequence_of)])
-        passed = _pass_forced(call, name, plan, intra, start, given)
+        given = entries.index_select(0, _chunks_of(call.packing, name))
+        passed = forced(call, name, plan, inner, start, given)
     elif call.semantics.boundaries == "reset":
-        passed = _pass(call, name, plan, intra, start)
+        passed = passed_on(call, name, plan, inner, start)
     else:
-        passed = _pass_leaking(call, name, plan, intra, start)
-    o = _read(call, chunks, intra, passed)
+        passed = leaking(call, name, plan, inner, start)
     by_token = {
-        "o": o,
-        "g_cumsum": cumulative,
-        "w": intra.w,
-        "w_rounded": intra.w_rounded,
-        "u": intra.u,
+        "o": read(call, chunks, inner, passed),
+        "g_cumsum": inner.g_cumsum,
+        "w": inner.w,
+        "w_rounded": inner.w_rounded,
+        "u": inner.u,
         "v_new": passed.v_new,
     }
     return {key: x.transpose(1, 2).flatten(0, 1) for key, x in by_token.items()} | {
-        "final_state": passed.final,
+        "final_state": _with_empty(call.semantics.empty, plan, start, passed.final),
         "initial_rounded": start.rounded,
-        "state_in": passed.entry,
+        "state_in": passed.entry.rounded,
         "state_out": passed.out.raw,
         "state_out_rounded": passed.out.rounded,
     }
 
 
-def _gather(call: _Call, plan: Plan, inputs: list[Tensor]) -> _Chunks:
-    """The inputs chunk by chunk, `[M, HV, C, ...]`, zeros in empty slots, q and k repeated to the value heads."""
-    arithmetic, semantics = call.arithmetic, call.semantics
-    q, k, v, g, beta = inputs
-    if semantics.gate_dtype == "bf16":
-        g = straight_through(g, g.detach().to(torch.bfloat16).to(g.dtype))
-    if not semantics.dq_scale:
-        q = _scaled_gradient(q, 1.0 / call.scale)
-    value_heads = v.shape[2]
-    q, k = (_to_value_heads(arithmetic.store(x), value_heads, semantics.heads) for x in (q, k))
-    stored = [
-        arithmetic.store(q),
-        arithmetic.store(k),
-        arithmetic.store(v),
-        arithmetic.gates(g),
-        arithmetic.gates(beta),
-    ]
-    gathered = []
-    for x in stored:
-        flat = rows(x.flatten(0, 1), plan.tokens, plan.slots)
-        gathered.append(flat.unflatten(0, (-1, plan.width) if len(flat) else (0, plan.width)).transpose(1, 2))
-    return _Chunks(*gathered)
+def _chunks_of(packing: Packing, name: int) -> Tensor:
+    """The place, in sequence order, of each chunk of a plan."""
+    before = sum(len(plan.sequence_of) for plan in packing.plans[:name])
+    return inverse_permutation(packing.chunks)[before : before + len(packing.plans[name].sequence_of)]
 
 
-def _to_value_heads(x: Tensor, value_heads: int, mapping: str) -> Tensor:
-    heads = x.shape[2]
-    if mapping == "grouped":
-        return x.repeat_interleave(value_heads // heads, 2) if value_heads != heads else x
-    index = torch.arange(value_heads, device=x.device) % heads
-    return x.index_select(2, index if mapping == "modulo" else torch.zeros_like(index))
+def _with_empty(what: str, plan: Plan, start: State, final: Tensor) -> Tensor:
+    """The final states, those of empty sequences (the last of a plan) replaced where semantics say so."""
+    if what == "initial":
+        return final
+    running = plan.counts[0] if plan.counts else 0
+    empty = start.raw[running:] if what == "unrounded" else torch.zeros_like(start.raw[running:])
+    return torch.cat([final[:running], empty])
 
 
-def _intra(call: _Call, name: int, plan: Plan, chunks: _Chunks) -> tuple[Tensor, _Intra]:
-    arithmetic, semantics = call.arithmetic, call.semantics
-    q, k, v, g, beta = chunks
-    cumulative = _cumulative_gate(call, plan, g)
-    width = plan.width
-    index = torch.arange(width, device=k.device)
-    lower = index[:, None] >= index
-    gamma = arithmetic.decay(cumulative.unsqueeze(-1), cumulative.unsqueeze(-2), lower)
-    from_start = arithmetic.decay(cumulative)
-    last = _last_gate(call, plan, cumulative)
-    to_end = arithmetic.decay(last.unsqueeze(-1), cumulative)
-    carry = arithmetic.decay(last)
-
-    kk = arithmetic.matmul(k, k.mT)
-    system = (kk * gamma * beta.unsqueeze(-1)).tril(-1)
-    inverse = _inverse(call, system)
-    key_beta = beta if semantics.dbeta_of_w else beta.detach()
-    key_factor = key_beta * from_start if semantics.beta_decay else key_beta
-    w_right = key_factor.unsqueeze(-1) * k
-    if semantics.w_rounded == "right_side":
-        w_right = call.sites.w(w_right, (name, "right"))
-    u, w = _solve(call, name, inverse, system, v * beta.unsqueeze(-1), w_right)
-    w_rounded = w if semantics.w_rounded == "right_side" else call.sites.w(w, name)
-
-    update_keys = k if semantics.dk_update else k.detach()
-    visible = gamma if semantics.causal == "inclusive" else gamma.tril(-1)
-    attention = arithmetic.matmul(q, k.mT) * visible * call.scale
-    read = from_start * call.scale if semantics.read_decay else torch.full_like(from_start, call.scale)
-    intra = _Intra(
-        u=u,
-        w=w,
-        w_rounded=w_rounded,
-        w_backward=_backward_w(call, name, inverse, w, w_right),
-        keys=update_keys * to_end.unsqueeze(-1),
-        carry=carry if semantics.update_decay else torch.ones_like(carry),
-        attention=attention,
-        read=read,
-    )
-    return cumulative, intra
+def _by_token(packing: Packing, pieces: list[Tensor]) -> Tensor:
+    """`[B * T, HV, ...]` from the slots of all plans."""
+    return rows(torch.cat(pieces), packing.slots, packing.tokens)
 
 
-def _cumulative_gate(call: _Call, plan: Plan, g: Tensor) -> Tensor:
-    semantics = call.semantics
-    if semantics.dg_tail == "dropped":
-        partial = (plan.lengths < call.chunk_size)[:, None, None]
-        is_last = torch.arange(plan.width, device=g.device) == (plan.lengths - 1)[:, None, None]
-        g = _scaled_gradient(g, (~(partial & is_last)).to(g.dtype))
-    cumulative = call.arithmetic.cumsum(g)
-    if semantics.gate == "exclusive":
-        return cumulative - g
-    return cumulative * _LN_2 if semantics.gate == "base_two" else cumulative
-
-
-_LN_2 = 0.6931471805599453
-
-
-def _last_gate(call: _Call, plan: Plan, cumulative: Tensor) -> Tensor:
-    """The cumulative gate that closes each chunk, `[M, HV]`: empty slots have no gate, so it is the last slot's."""
-    semantics = call.semantics
-    last = cumulative[..., -1]
-    if semantics.last_gate != 1 or semantics.gate == "exclusive":
-        row = (plan.lengths - semantics.last_gate).clamp_min(0)[:, None, None]
-        last = cumulative.gather(-1, row.expand(*cumulative.shape[:-1], 1)).squeeze(-1)
-    if not semantics.dg_last:
-        return last.detach()
-    if semantics.dg_tail == "no_last":
-        full = (plan.lengths == call.chunk_size)[:, None]
-        return _scaled_gradient(last, full.to(last.dtype))
-    return last
-
-
-def _inverse(call: _Call, system: Tensor) -> Tensor:
-    if call.semantics.solve == "exact":
-        return call.arithmetic.inverse(system)
-    series = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device) - system
-    return series if call.semantics.solve == "one_term" else series + system @ system
-
-
-def _solve(
-    call: _Call, name: int, inverse: Tensor, system: Tensor, u_right: Tensor, w_right: Tensor
-) -> tuple[Tensor, Tensor]:
-    arithmetic = call.arithmetic
-    if call.semantics.solve_adjoint == "unrounded":
-        both = arithmetic.store(arithmetic.matmul(inverse, torch.cat([u_right, w_right], -1)))
-        u, w = both.split([u_right.shape[-1], w_right.shape[-1]], -1)
-        return u, w
-    with torch.no_grad():  # the right side whose exact solution is the rounded W
-        rounded = call.sites.w(arithmetic.store(arithmetic.matmul(inverse, w_right)), (name, "adjoint"))
-        right = rounded + system @ rounded
-    u = arithmetic.store(arithmetic.matmul(inverse, u_right))
-    return u, arithmetic.store(arithmetic.matmul(inverse, w_right, right=right))
-
-
-def _backward_w(call: _Call, name: int, inverse: Tensor, w: Tensor, w_right: Tensor) -> Tensor | None:
-    if call.semantics.backward_w == "rounded":
-        return None
-    if call.semantics.backward_w == "unrounded":
-        return w.detach()
-    with torch.no_grad():
-        inverse, w_right = (x.to(torch.bfloat16).to(x.dtype) for x in (inverse, w_right))
-        return call.sites.w(inverse @ w_right, (name, "recomputed"))
-
-
-class _Passed(NamedTuple):
-    """What the state pass leaves: per chunk `v_new`, the incoming and the outgoing states; the final states."""
-
-    v_new: Tensor
-    entry: _State
-    out: _State
-    final: Tensor
-
-
-def _step(call: _Call, entry: _State, intra: _Intra) -> tuple[Tensor, Tensor]:
-    """V' and the outgoing state, not yet rounded, of some chunks whose incoming states are given."""
-    arithmetic, semantics = call.arithmetic, call.semantics
-    at_raw = semantics.backward_state == "unrounded"
-    incoming = _copied(entry.pick(semantics.v_reads), semantics.state_copy)
-    right = entry.raw.detach() if at_raw else None
-    v_new = arithmetic.store(intra.u - arithmetic.matmul(intra.w_rounded, incoming, intra.w_backward, right))
-    carried = entry.pick(semantics.update_reads)
-    kept = _times(intra.carry[..., None, None], carried, entry.raw if at_raw else None)
-    return v_new, arithmetic.accumulator(kept + arithmetic.matmul(intra.keys.mT, v_new))
-
-
-def _pass(call: _Call, name: int, plan: Plan, intra: _Intra, start: _State) -> _Passed:
-    """Passes the state from chunk to chunk; sequences that have ended leave the running prefix."""
-    state, entries, outs, values, finals = start, [], [], [], []
-    for step, part in enumerate(_split(intra, plan.counts)):
-        running = part.u.shape[0]
-        finals.append(_final(call, state, running))
-        state = _State(state.raw[:running], state.rounded[:running])
-        entries.append(state)
-        v_new, raw = _step(call, state, part)
-        state = _State(raw, call.sites.state(raw, step + 1, (name, step)))
-        outs.append(state)
-        values.append(v_new)
-    finals.append(_final(call, state, 0))
-    return _Passed(
-        _cat(values, intra.u), _joined(entries, start), _joined(outs, start), torch.cat(finals[::-1])
-    )
-
-
-def _pass_forced(call: _Call, name: int, plan: Plan, intra: _Intra, start: _State, given: Tensor) -> _Passed:
-    """Computes every chunk from the incoming state that is given for it, all at once."""
-    entry = _State(given, given)
-    v_new, raw = _step(call, entry, intra)
-    out = _State(raw, call.sites.state(raw, 1, (name, "forced")))
-    last = torch.full((len(plan.sequences),), len(raw), dtype=torch.int64, device=raw.device)
-    position = _inverse_permutation(plan.sequences, call.packing.sequences.shape[0])[plan.sequence_of]
-    last[position] = torch.arange(len(raw), device=raw.device)  # chunks of later steps come later
-    final = torch.cat([out.rounded, start.rounded])
-    last = torch.where(last == len(raw), len(raw) + torch.arange(len(last), device=raw.device), last)
-    return _Passed(v_new, entry, out, final.index_select(0, last))
-
-
-def _pass_leaking(call: _Call, name: int, plan: Plan, intra: _Intra, start: _State) -> _Passed:
-    """Runs the sequences one after the other and lets the state, or only its gradient, cross their boundaries."""
-    order = call.packing.chunks.tolist()
-    parts = _split(intra, (1,) * len(order))
-    own = {sequence: row for row, sequence in enumerate(plan.sequences.tolist())}
-    finals = {
-        sequence: _State(start.raw[row : row + 1], start.rounded[row : row + 1])
-        for sequence, row in own.items()
-    }
-    sequence_of, step_of = plan.sequence_of.tolist(), plan.step_of.tolist()
-    entries, outs, values = ([start] * len(order) for _ in range(3))
-    before: _State | None = None
-    for chunk in order:
-        sequence, step = sequence_of[chunk], step_of[chunk]
-        state = finals[sequence]
-        if step == 0 and before is not None:
-            state = _leak(state, before, call.semantics.boundaries)
-        entries[chunk] = state
-        v_new, raw = _step(call, state, parts[chunk])
-        before = _State(raw, call.sites.state(raw, step + 1, (name, sequence, step)))
-        outs[chunk], values[chunk] = before, _State(v_new, v_new)
-        finals[sequence] = before
-    return _Passed(
-        _cat([x.raw for x in values], intra.u),
-        _joined(entries, start),
-        _joined(outs, start),
-        torch.cat([finals[sequence].rounded for sequence in own]),
-    )
-
-
-def _leak(own: _State, before: _State, what: str) -> _State:
-    if what == "state_leaks":
-        return before
-    return _State(*(x + (y - y.detach()) for x, y in zip(own, before, strict=True)))
-
-
-def _read(call: _Call, chunks: _Chunks, intra: _Intra, passed: _Passed) -> Tensor:
-    arithmetic, semantics = call.arithmetic, call.semantics
-    at_raw = semantics.backward_state == "unrounded"
-    incoming = _copied(passed.entry.pick(semantics.o_reads), semantics.state_copy)
-    right = passed.entry.raw.detach() if at_raw else None
-    from_state = arithmetic.matmul(chunks.q, incoming, right=right)
-    unrounded = chunks.q @ passed.entry.raw if at_raw else None
-    values = passed.v_new if semantics.dv_read else passed.v_new.detach()
-    read = _times(intra.read.unsqueeze(-1), from_state, unrounded)
-    return arithmetic.store(read + arithmetic.matmul(intra.attention, values))
-
-
-def _times(factor: Tensor, x: Tensor, at: Tensor | None) -> Tensor:
-    """`factor * x`; the gradient of the factor is taken at `at` where that is given."""
-    if at is None:
-        return factor * x
-    return factor.detach() * x + (factor - factor.detach()) * at.detach()
-
-
-def _copied(state: Tensor, dtype: str | None) -> Tensor:
-    if dtype is None:
-        return state
-    return straight_through(state, state.detach().to(torch.float16).to(state.dtype))
-
-
-def _final(call: _Call, state: _State, running: int) -> Tensor:
-    return (state.rounded if call.semantics.final_rounded else state.raw)[running:]
-
-
-def _split(intra: _Intra, counts: tuple[int, ...]) -> list[_Intra]:
-    """The chunks of each step; one split of the whole, so that its gradient is one concatenation."""
-    needed = {"u", "w_rounded", "w_backward", "keys", "carry"}
-    columns = [
-        x.split(counts) if key in needed and x is not None else (None,) * len(counts)
-        for key, x in intra._asdict().items()
-    ]
-    return [_Intra(*column) for column in zip(*columns, strict=True)]
-
-
-def _cat(pieces: list[Tensor], like: Tensor) -> Tensor:
-    return torch.cat(pieces) if pieces else torch.zeros_like(like)
-
-
-def _joined(states: list[_State], start: _State) -> _State:
-    """States of all steps, one after the other; `raw` and `rounded` stay one tensor where they are one."""
-    if not states:
-        return _State(start.raw[:0], start.rounded[:0])
-    rounded = torch.cat([x.rounded for x in states])
-    if all(x.raw is x.rounded for x in states):
-        return _State(rounded, rounded)
-    return _State(torch.cat([x.raw for x in states]), rounded)
-
-
-class _ScaledGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: Any) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] * ctx.factor, None
-
-
-def _scaled_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
-    """`x` unchanged; its gradient times `factor`."""
-    return cast(Tensor, _ScaledGradient.apply(x, factor))  # type: ignore[no-untyped-call]
-
-
-def _inverse_permutation(index: Tensor, size: int | None = None) -> Tensor:
-    inverse = torch.empty(size or len(index), dtype=torch.int64, device=index.device)
-    inverse[index] = torch.arange(len(index), device=index.device)
-    return inverse
+def _stages(packing: Packing, pieces: dict[str, list[Tensor]], shape: tuple[int, int]) -> dict[str, Tensor]:
+    """The intermediate tensors in the layouts that `gdn_chunk` documents."""
+    stages = {}
+    for name, parts in pieces.items():
+        if name == "initial_rounded":
+            stages[name] = torch.cat(parts).index_select(0, packing.sequences)
+        elif name.startswith("state"):
+            chunks = torch.cat(parts).index_select(0, packing.chunks)
+            stages[name] = chunks.view(shape[0], len(chunks) // shape[0], *chunks.shape[1:])
+        else:
+            flat = _by_token(packing, parts)
+            stages[name] = flat.view(*shape, *flat.shape[1:])
+    return stages
 
 
 def _initial(
-    state: Tensor | None, shape: tuple[int, ...], state_v_first: bool, like: Tensor, semantics: Semantics
+    state: Tensor | None,
+    shape: tuple[int, ...],
+    state_v_first: bool,
+    device: torch.device,
+    semantics: Semantics,
 ) -> Tensor:
     """The initial state, key first, fp64."""
     if state is None:
-        return torch.zeros(shape, dtype=torch.float64, device=like.device)
+        return torch.zeros(shape, dtype=torch.float64, device=device)
     state = state.to(torch.float64)
     state = state.mT if state_v_first != semantics.initial_transposed else state
-    return state if semantics.dh0 else state.detach()
+    state = state[:1].expand(shape) if semantics.initial == "first" else state
+    return state if semantics.dh0 else scaled_gradient(state, 0.0)
 
 
 def _check(

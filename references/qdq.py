@@ -10,11 +10,12 @@ reciprocal, which is another rounding.
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 
 from references.formats import Grid, grid_named, round_to_grid
+from references.gradients import straight_through
 
 Tensor = torch.Tensor
 
@@ -50,10 +51,7 @@ def quantize(groups: Tensor, grid: Grid, axes: tuple[int, ...] = (-1,)) -> Quant
         axes: the axes that share one scale.
     """
     x = groups.detach().to(torch.float32)
-    if x.numel() == 0:
-        amax = x.sum(axes, keepdim=True)
-    else:
-        amax = x.abs().amax(axes, keepdim=True)
+    amax = x.abs().amax(axes, keepdim=True) if x.numel() else x.sum(axes, keepdim=True)
     scales = scale_of(amax, grid)
     codes = round_to_grid(x / scales, grid)
     return Quantized(codes, scales, codes * scales)
@@ -64,24 +62,7 @@ def state_tiles(state: Tensor, block_v: int) -> Tensor:
     missing = -state.shape[-1] % block_v
     if missing:
         state = torch.nn.functional.pad(state, (0, missing))
-    return state.unflatten(-1, (-1, block_v))
-
-
-class _StraightThrough(torch.autograd.Function):
-    """The value of the second argument, the gradient of the first."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor, value: Tensor) -> Tensor:
-        return value
-
-    @staticmethod
-    def backward(ctx: object, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
-
-
-def straight_through(x: Tensor, value: Tensor) -> Tensor:
-    """`value`, exactly, with the identity gradient to `x`; both of one shape and dtype."""
-    return cast(Tensor, _StraightThrough.apply(x, value))  # type: ignore[no-untyped-call]
+    return state.reshape(*state.shape[:-1], state.shape[-1] // block_v, block_v)
 
 
 def state_codes(state: Tensor, *, block_v: int = 64, fmt: str = "e4m3") -> Quantized:

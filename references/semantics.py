@@ -17,8 +17,8 @@ class SiteRule:
         active: whether the site rounds at all.
         fmt: another format than the one asked for.
         tile: factor on the width of a state tile.
-        scope: what shares a scale: `group` (the contract's tile or row), `head` (all tiles of a state, all
-            tokens of a head), `tensor` (everything), `row` (one key channel of a state).
+        scope: what shares a scale: `group` (the contract's tile or row), `head` (all tiles of a state; all
+            tokens of a chunk and head), `tensor` (everything), `row` (one key channel of a state).
         rounding: `nearest_even`, `truncate`, `ties_away`, `through_fp16`.
         scale: `divide` or `reciprocal` (codes by multiplying with the reciprocal scale, and amax likewise).
         amax: `fp32`, or `bf16` where the largest magnitude is rounded before it is used.
@@ -47,6 +47,37 @@ class SiteRule:
         return self == SiteRule(every=self.every)
 
 
+GRADIENT_TERMS = (
+    "dq.state",
+    "dq.attention",
+    "dk.attention",
+    "dk.system",
+    "dk.w",
+    "dk.update",
+    "dbeta.system",
+    "dbeta.u",
+    "dbeta.w",
+    "dg.system",
+    "dg.attention",
+    "dg.w",
+    "dg.read",
+    "dg.update",
+    "dg.carry",
+    "dg.last",
+    "dstate.write",
+    "dstate.read",
+    "dstate.carry",
+    "dv_new.read",
+    "dv_new.update",
+)
+"""The terms that a backward pass adds up, `<gradient>.<the place in the forward that it comes from>`.
+
+`system` is the matrix that is inverted, `attention` the masked score matrix, `w` and `u` the right sides of the
+solve, `read` the readout of the state, `write` V' = U - W S, `update` what is added to the state, `carry` the
+decay of the state over a chunk, `last` everything through the chunk's last cumulative gate.
+"""
+
+
 @dataclass(frozen=True)
 class Semantics:
     """What `gdn_chunk` computes. Every default is the contract's.
@@ -58,13 +89,16 @@ class Semantics:
         state_copy: dtype of the copy of the incoming state that V' and O read: None or `fp16`.
         w_rounded: what the W site sees: `solution`, or `right_side` (beta exp(G) K, before the solve).
         backward_state, backward_w: the values at which the backward is linearised: `rounded`, `unrounded`, and
-            for W `recomputed` (from an inverse in bf16).
+            for W `recomputed` (from an inverse and a right side in bf16).
         solve_adjoint: the solution that the adjoint of the solve uses, `unrounded` or `rounded`.
         solve: `exact`, or a truncated Neumann series of `one_term` or `two_terms`.
         dht, dh0: whether these gradients are taken and given.
         boundaries: `reset`, `state_leaks` (a sequence starts from the state that the one before it left),
             `gradient_leaks` (a sequence receives the initial-state gradient of the next).
+        initial: `own`, or `first` where every sequence starts from the first sequence's initial state.
+        empty: what an empty sequence leaves: `initial` (rounded), `unrounded` or `zero`.
         heads: `grouped`, `first` (every value head reads head 0), `modulo` (head j reads j mod H).
+        gate_heads: `own`, or `first` where every head decays like head 0.
         update_decay, read_decay, beta_decay: whether the decay acts on the state that is carried, at the
             readout, and on the keys of W.
         last_gate: row whose cumulative gate closes a chunk, counted from the end.
@@ -72,11 +106,10 @@ class Semantics:
         gate_dtype: None, or `bf16` where g is rounded first.
         causal: `inclusive`, `exclusive` (a token does not read its own write).
         initial_transposed, final_transposed: a square state read or written in the other layout.
-        dq_scale, dk_update, dbeta_of_w, dg_last: whether dq has the scale, dk its term through the state update,
-            dbeta its term through W, dg its term through the chunk's last cumulative gate.
-        dg_tail: `kept`, or `dropped` where dg of the last token of a partial chunk is lost, or `no_last` where
-            a partial chunk loses its term through the last cumulative gate.
-        dv_read: whether the gradient of V' has its term through the readout.
+        dq_scale: whether dq has the scale.
+        dg_tail: what dg of a partial chunk has: `kept`, `dropped` (that of its last token is lost), `no_last`
+            (its term through the last cumulative gate is lost).
+        lost: the terms of `GRADIENT_TERMS` that the backward pass forgets.
     """
 
     state: SiteRule = field(default_factory=SiteRule)
@@ -95,7 +128,10 @@ class Semantics:
     dht: bool = True
     dh0: bool = True
     boundaries: str = "reset"
+    initial: str = "own"
+    empty: str = "initial"
     heads: str = "grouped"
+    gate_heads: str = "own"
     update_decay: bool = True
     read_decay: bool = True
     beta_decay: bool = True
@@ -106,11 +142,15 @@ class Semantics:
     initial_transposed: bool = False
     final_transposed: bool = False
     dq_scale: bool = True
-    dk_update: bool = True
-    dbeta_of_w: bool = True
-    dg_last: bool = True
     dg_tail: str = "kept"
-    dv_read: bool = True
+    lost: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        unknown = self.lost - set(GRADIENT_TERMS)
+        if unknown:
+            raise ValueError(
+                f"lost terms must be in GRADIENT_TERMS, got {sorted(unknown)}; choose listed terms"
+            )
 
 
 CONTRACT = Semantics()

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from references.faulty_qdq import faulty_qdq
-from references.qdq import qdq_state, qdq_w, straight_through
+from references.gradients import straight_through
+from references.qdq import qdq_state, qdq_w
 from references.semantics import Semantics, SiteRule
 
 Tensor = torch.Tensor
