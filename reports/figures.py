@@ -24,6 +24,12 @@ CASE_AXES = ("check", "regime", "subject", "verdict")
 """What every case has beside its levels; the map can be laid out along these too."""
 
 
+def judged(plan: Plan, cases: Iterable[CaseRecord]) -> list[CaseRecord]:
+    """The cases that judge the subject, without those in which planted faults judge the judge."""
+    controls = {check.name for check in plan.checks if check.control}
+    return [case for case in cases if case.check not in controls]
+
+
 def axis_value(case: CaseRecord, axis: str) -> str:
     """Where a case stands on an axis of the plan or on one of CASE_AXES; `–` where it does not vary it."""
     if axis in CASE_AXES:

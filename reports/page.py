@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ from markupsafe import Markup
 
 from qualify.records import EXECUTED, FAILURES, CaseRecord, Comparison, Overall, Verdict
 from reports import charts, figures, text
-from reports.model import Body, Receipt, SubjectFacts
+from reports.model import Body, Plan, Receipt, SubjectFacts
 
 TEMPLATES = Path(__file__).with_name("templates")
-SHOWN_PER_CAUSE = 3
+SHOWN_PER_CAUSE = 1
 SHOWN_CAUSES = 40
 COMMANDS_PER_CAUSE = 500
 MAX_FIGURES = 200_000
@@ -54,16 +55,17 @@ def render(receipt: Receipt, disagreement: str = "") -> str:
         disagreement: why the recorded verdict does not follow from the cases, if it does not.
     """
     body = receipt.body
-    failures = figures.failure_groups(body.cases)
-    skips = figures.skip_rows(body.cases, body.skips)
+    judged = figures.judged(body.plan, body.cases)
+    failures = figures.failure_groups(judged)
+    skips = figures.skip_rows(judged, body.skips)
     script = asset("page.js")
     context = (
-        first_screen(receipt, disagreement)
-        | findings(body, failures)
-        | error_tables(body)
+        first_screen(receipt, judged, disagreement)
+        | findings(body, judged, failures)
+        | error_tables(body.plan, judged)
         | evidence(body, skips)
         | surroundings(body)
-        | register(body.cases, failures, skips)
+        | register(body.plan, body.cases, failures, skips)
     )
     return (
         environment()
@@ -96,8 +98,14 @@ def environment() -> jinja2.Environment:
     for name in ("figure", "margin", "count", "plural", "duration", "when", "place", "brief"):
         made.filters[name] = getattr(text, name)
     made.filters["plural"] = lambda number, one: text.plural(number, one)
+    made.filters["id"] = breakable
     made.globals["subject_facts"] = subject_facts
     return made
+
+
+def breakable(case_id: str) -> Markup:
+    """An id that breaks between its levels when it does not fit on a line."""
+    return Markup("<wbr>").join(re.split(r"(?<=[,\[\]])", case_id))
 
 
 @cache
@@ -143,7 +151,7 @@ def parts(cases: Sequence[CaseRecord]) -> Iterator[Part]:
         start += width
 
 
-def first_screen(receipt: Receipt, disagreement: str) -> dict[str, Any]:
+def first_screen(receipt: Receipt, judged: Sequence[CaseRecord], disagreement: str) -> dict[str, Any]:
     """What answers a reviewer's first questions."""
     body = receipt.body
     worse = [m for m in body.comparison.moved if m.worse] if body.comparison else []
@@ -151,11 +159,12 @@ def first_screen(receipt: Receipt, disagreement: str) -> dict[str, Any]:
         "disagreement": disagreement,
         "verdict_word": text.OVERALL_WORDS[body.header.verdict],
         "tone": TONES[body.header.verdict],
-        "sentence": sentence(body),
+        "sentence": sentence(judged),
+        "judged": judged,
         "subject_line": subject_line(body),
         "identity": identity(body),
-        "parts": list(parts(body.cases)),
-        "tightest": figures.tightest(body.cases),
+        "parts": list(parts(judged)),
+        "tightest": figures.tightest(judged),
         "worse": worse,
         "gates_failed": sum(not gate.passed for gate in body.gates),
         "missed": [c for c in body.controls if not c.caught],
@@ -163,12 +172,12 @@ def first_screen(receipt: Receipt, disagreement: str) -> dict[str, Any]:
     }
 
 
-def sentence(body: Body) -> str:
+def sentence(cases: Sequence[CaseRecord]) -> str:
     """What happened, in one sentence that follows from the cases."""
-    counts = dict(figures.composition(body.cases))
+    counts = dict(figures.composition(cases))
     failed = sum(number for verdict, number in counts.items() if verdict in FAILURES)
     executed = sum(number for verdict, number in counts.items() if verdict in EXECUTED)
-    must = [case for case in body.cases if case.must_run]
+    must = [case for case in cases if case.must_run]
     missing = sum(case.verdict not in EXECUTED for case in must)
     open_cases = counts.get(Verdict.NOT_RUN, 0)
     said = [
@@ -314,35 +323,37 @@ def command_for(case_id: str) -> str:
     return "qualify rerun '" + case_id.replace("'", "'\\''") + "'"
 
 
-def findings(body: Body, groups: Sequence[figures.FailureGroup]) -> dict[str, Any]:
+def findings(
+    body: Body, judged: Sequence[CaseRecord], groups: Sequence[figures.FailureGroup]
+) -> dict[str, Any]:
     """Failures by cause, the matrix, and what was never executed."""
     unexecuted = figures.never_executed(body.plan, body.cases)
     column = "regime" if len({c.regime for c in body.cases}) > 1 else "dtype"
     return {
         "failures": [cause(group, i < SHOWN_CAUSES) for i, group in enumerate(groups)],
         "failed": sum(len(group.cases) for group in groups),
-        "executed": sum(case.verdict in EXECUTED for case in body.cases),
+        "executed": sum(case.verdict in EXECUTED for case in judged),
         "heat": figures.heat_map(body.cases, "check", column, body.plan),
         "unexecuted": unexecuted,
         "unexecuted_levels": {(axis, level) for axis, level, _ in unexecuted},
     }
 
 
-def error_tables(body: Body) -> dict[str, Any]:
+def error_tables(plan: Plan, cases: Sequence[CaseRecord]) -> dict[str, Any]:
     """Errors per tensor, their distributions, and errors over length."""
-    rows = figures.tensor_rows(body.cases)
+    rows = figures.tensor_rows(cases)
     names = list(dict.fromkeys(row.tensor for row in rows))
     tensors, best = figures.discrimination_matrix(rows)
     margin_charts = [charts.margin_histogram(name, rows) for name in names]
-    step_charts = [charts.step_histogram(name, body.cases) for name in names]
+    step_charts = [charts.step_histogram(name, cases) for name in names]
     return {
         "rows": rows,
         "outputs": [row for row in rows if row.tensor in figures.TENSORS],
         "stages": [row for row in rows if row.tensor not in figures.TENSORS],
         "margin_charts": [chart for chart in margin_charts if chart],
         "step_charts": [chart for chart in step_charts if chart],
-        "over": charts.over_length(body.plan, body.cases),
-        "properties": figures.properties(body.cases),
+        "over": charts.over_length(plan, cases),
+        "properties": figures.properties(cases),
         "matrix_tensors": tensors,
         "matrix_names": list(dict.fromkeys(name for name, _ in best)),
         "matrix": best,
@@ -384,7 +395,7 @@ class Group:
 
 
 def register(
-    cases: Sequence[CaseRecord], groups: Sequence[figures.FailureGroup], skips: Sequence[Any]
+    plan: Plan, cases: Sequence[CaseRecord], groups: Sequence[figures.FailureGroup], skips: Sequence[Any]
 ) -> dict[str, Any]:
     """Every case as a line; and for each line the tightest figure of each tensor, as compact data."""
     notes = {case.case_id: f"F{i}" for i, group in enumerate(groups, 1) for case in group.cases}
@@ -424,7 +435,7 @@ def register(
             Group(subject, check, axes, len(members), lines(members))
             for (subject, check, axes), members in grouped.items()
         ],
-        "figures": script_json({"names": [list(name) for name in names], "rows": rows, "whole": left > 0}),
+        "figures": script_json({"names": [list(name) for name in names], "rows": rows, "axes": plan.axes}),
     }
 
 

@@ -64,7 +64,7 @@
   const labelled = (words, control) => make("label", {}, words, control);
   browser.append(
     make("div", { className: "controls" }, labelled("search ids (every word must occur)", search), labelled("verdict", verdicts), labelled("order", order)),
-    chips, status, make("div", { className: "scroll" }, table), make("div", { className: "controls" }, back, next));
+    chips, status, make("div", { className: "scroll", tabIndex: 0 }, table), make("div", { className: "controls" }, back, next));
   document.getElementById("register").hidden = true;
   browser.hidden = false;
 
@@ -103,7 +103,8 @@
   };
 
   const row = (c) => {
-    const button = make("button", { type: "button", textContent: c.id });
+    const button = make("button", { type: "button" });
+    c.id.split(/(?<=[,\[\]])/).forEach((part) => button.append(part, make("wbr")));
     button.setAttribute("aria-expanded", "false");
     const line = make("tr", {}, make("td", {}, button),
       make("td", { textContent: c.verdict.replaceAll("_", " "), className: FAILED.has(c.verdict) ? "fail" : IDLE.has(c.verdict) ? "idle" : c.verdict === "passed" ? "pass" : "warn" }),
@@ -137,7 +138,7 @@
     from = 0;
     chips.replaceChildren(...filters.map(([axis, level]) => {
       const button = make("button", { type: "button", textContent: axis + ": " + level + " ×" });
-      button.setAttribute("aria-label", "Remove the filter " + axis + " " + level);
+      button.prepend(make("span", { className: "vh", textContent: "Remove the filter " }));
       button.addEventListener("click", () => { filters = filters.filter((f) => f[0] !== axis); apply(); });
       return make("li", {}, button);
     }));
@@ -161,6 +162,11 @@
   controls.append(labelled("rows", rowAxis), labelled("columns", columnAxis), make("p", { className: "soft", textContent: "Choose a cell to list its cases." }));
   controls.hidden = false;
   const natural = new Intl.Collator("en", { numeric: true }).compare;
+  const sorted = (levels, axis) => {
+    const planned = data.axes[axis] || [];
+    const place = (level) => planned.includes(level) ? planned.indexOf(level) : planned.length;
+    return [...levels].sort((a, b) => place(a) - place(b) || natural(a, b));
+  };
   const STEPS = [0, 0.25, 0.5, 0.75, 0.9];
 
   const draw = () => {
@@ -177,9 +183,9 @@
       t.waived += c.verdict === "waived";
       if (c.verdict === "passed") t.margin = Math.max(t.margin, weight(c));
     }
-    const columns = [...tops].sort(natural);
+    const columns = sorted(tops, columnAxis.value);
     const body = make("tbody");
-    for (const left of [...lefts].sort(natural)) {
+    for (const left of sorted(lefts, rowAxis.value)) {
       const line = make("tr", {}, make("th", { scope: "row", textContent: left }));
       for (const top of columns) {
         const t = cells.get(JSON.stringify([left, top]));
@@ -190,8 +196,8 @@
         }
         const state = t.failed ? "failed" : t.waived ? "waived" : !t.executed ? "none" : "m" + STEPS.filter((s) => t.margin > s).length;
         const words = t.failed ? "✕ " + t.failed : t.waived ? "waived " + t.waived : !t.executed ? "not run" : t.margin <= 0 ? "exact" : t.margin.toFixed(2);
-        const button = make("button", { type: "button" }, words, make("small", { textContent: t.executed + "/" + t.planned }));
-        button.setAttribute("aria-label", left + ", " + top + ": " + words + ", " + t.executed + " of " + t.planned + " executed; list the cases");
+        const button = make("button", { type: "button" }, make("span", { className: "vh", textContent: left + ", " + top + ": " }), words,
+          make("small", { textContent: t.executed + "/" + t.planned }), make("span", { className: "vh", textContent: " executed; list the cases" }));
         button.addEventListener("click", () => {
           filters = rowAxis.value === columnAxis.value ? [[rowAxis.value, left]] : [[rowAxis.value, left], [columnAxis.value, top]];
           search.value = ""; verdicts.value = "";
@@ -205,12 +211,19 @@
     }
     const corner = make("th", { scope: "col" }, make("span", { className: "label", textContent: rowAxis.value + " \\ " + columnAxis.value }));
     host.replaceChildren(make("table", { className: "map" },
-      make("caption", { textContent: "Rows: " + rowAxis.value + ". Columns: " + columnAxis.value + ". In each cell the tightest margin (error over budget) of its cases, and how many of the planned cases were executed." }),
+      make("caption", { textContent: rowAxis.value + " by " + columnAxis.value }),
       make("thead", {}, make("tr", {}, corner, ...columns.map((top) => make("th", { scope: "col", textContent: top })))), body));
   };
   rowAxis.addEventListener("change", draw);
   columnAxis.addEventListener("change", draw);
   draw();
   apply();
+
+  /* What does not scroll needs no stop on the keyboard's way. */
+  const stops = () => {
+    for (const node of document.querySelectorAll(".scroll, pre.lines")) node.tabIndex = node.scrollWidth > node.clientWidth || node.scrollHeight > node.clientHeight ? 0 : -1;
+  };
+  stops();
+  addEventListener("resize", stops);
   document.documentElement.dataset.ready = "true";
 })();

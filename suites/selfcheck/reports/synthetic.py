@@ -44,7 +44,7 @@ def cells(count: int, rng: random.Random) -> Iterator[tuple[str, dict[str, str],
 def budget_comparison(tensor: str, metric: str, dtype: str, length: int, rng: random.Random) -> Comparison:
     """A comparison within its budget, with figures of a believable size."""
     budget = TYPICAL_ERROR[dtype] * rng.uniform(1.2, 1.6) * (1 + 0.02 * math.log2(1 + length))
-    error = budget * min(0.985, rng.lognormvariate(-0.75, 0.3))
+    error = budget * (0.3 + 0.65 * rng.betavariate(2, 5))
     first = metric == "rel_l2"
     return Comparison(
         tensor=tensor,
