@@ -10,7 +10,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -290,24 +290,29 @@ def compare_exact(
     )
 
 
-def block_norms(x: Tensor, layout: Layout) -> Tensor:
-    """L2 norms `[blocks, H]` over every chunk of every sequence (state: every sequence) and head.
+def block_sums(x: Tensor, layout: Layout) -> Tensor:
+    """Sums `[blocks, H]` over every chunk of every sequence (state: every sequence) and head, fp64.
 
     Args:
-        x: a tensor whose axes are those of `layout`, a head axis among them.
+        x: a tensor whose axes are those of `layout`.
     """
-    squares = x.detach().double().square()
+    values = x.detach().double()
     axes = layout.axes
     if "token" not in axes:
         keep = [i for i, axis in enumerate(axes) if axis in ("sequence", "head")]
         reduce = [i for i in range(len(axes)) if i not in keep]
-        sums = squares.sum(reduce) if reduce else squares
-        return sums.reshape(-1, x.shape[axes.index("head")]).sqrt()
-    per_token = squares.sum(list(range(3, x.dim()))) if x.dim() > 3 else squares  # [B, T, H]
+        sums = values.sum(reduce) if reduce else values
+        return sums.reshape(-1, x.shape[axes.index("head")])
+    per_token = values.sum(list(range(3, x.dim()))) if x.dim() > 3 else values  # [B, T, H]
     blocks = torch.tensor(layout.block_of_token(x.shape[1]), device=x.device, dtype=torch.long)
     count = int(blocks.max()) + 1 if blocks.numel() else 0
-    sums = squares.new_zeros(x.shape[0], count, x.shape[2]).index_add_(1, blocks, per_token)
-    return sums.reshape(-1, x.shape[2]).sqrt()
+    sums = values.new_zeros(x.shape[0], count, x.shape[2]).index_add_(1, blocks, per_token)
+    return sums.reshape(-1, x.shape[2])
+
+
+def block_norms(x: Tensor, layout: Layout) -> Tensor:
+    """L2 norms `[blocks, H]` over the blocks of `block_sums`."""
+    return block_sums(x.detach().double().square(), layout).sqrt()
 
 
 def compare_budget(
@@ -319,20 +324,23 @@ def compare_budget(
     *,
     dtype: torch.dtype | None = None,
     kind: str = "budget",
-    discrimination: Mapping[str, float] | None = None,
-    excluded: tuple[str, ...] = (),
     scale: Tensor | None = None,
-) -> tuple[Comparison, ...]:
-    """Holds a tensor against its budget in four metrics: whole, worst head, worst chunk, worst element.
+) -> Comparison:
+    """Holds a tensor against its budget: whole, worst head, worst chunk, worst element; tells the worst of
+    these.
 
     Args:
         expected: fp64.
         actual: what the subject returned; must have `expected`'s shape and `dtype`.
         limits: absolute budgets.
         dtype: dtype that `actual` must have; None: `expected`'s own.
-        discrimination, excluded: named wrong answers, told with the whole-tensor metric.
+        kind: kind of the comparison.
         scale: what errors are told relative to, shape of `expected` (dg: the magnitudes that cancel); default
             `expected` itself. It scales error and budget alike, never the verdict.
+
+    Returns:
+        One comparison in the metric with the largest margin; the margins of all four are among its
+        statistics.
 
     Raises:
         ValueError: there is no element.
@@ -342,72 +350,70 @@ def compare_budget(
         tensor, actual, shape=tuple(expected.shape), dtype=dtype or expected.dtype, device=expected.device
     )
     if wrong is not None:
-        return (wrong,)
+        return wrong
     assert isinstance(actual, Tensor)
     found = nonfinite_counts(actual)
-    failure = Verdict.FAILED_NONFINITE if found else Verdict.FAILED_NUMERIC
     error = actual.detach().double() - expected
     reference = expected if scale is None else scale
-    figures = statistics(expected, actual)
-    margins = error.abs() / limits.element
-    margins = torch.where(error == 0, torch.zeros_like(margins), margins).nan_to_num(
-        nan=math.inf, posinf=math.inf
-    )
-    flat = int(margins.flatten().argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), error.shape))
-    worst = Worst(layout.place(index), float(expected[index]), float(actual[index]))
-
-    def told(metric: str, err: float, budget: float, unit: float, **more: object) -> Comparison:
-        unit = unit if unit > 0 and math.isfinite(unit) else 1.0
-        return Comparison(
-            tensor=tensor,
-            kind=kind,
-            metric=metric,
-            error=math.nan if found else err / unit,
-            budget=budget / unit,
-            derivation=limits.derivation,
-            nonfinite=found,
-            failure=failure,
-            because=f"{sum(found.values())} non-finite elements" if found else "",
-            **more,  # type: ignore[arg-type]
-        )
-
-    whole = told(
-        "rel_l2",
-        float(error.norm()),
-        limits.total,
-        float(reference.double().norm()),
+    metrics = _metrics(error, reference, limits, layout)
+    metric = max(metrics, key=lambda name: metrics[name].margin)
+    worst = metrics[metric]
+    index = _unravel(_margin(error.abs(), limits.element).argmax(), error.shape)
+    figures = statistics(expected, actual) | {f"margin_{name}": m.margin for name, m in metrics.items()}
+    unit = worst.unit if worst.unit > 0 and math.isfinite(worst.unit) else 1.0
+    return Comparison(
+        tensor=tensor,
+        kind=kind,
+        metric=metric,
+        error=math.nan if found else worst.error / unit,
+        budget=worst.budget / unit,
+        derivation=limits.derivation,
         statistics=figures,
-        worst=worst,
-        discrimination=dict(discrimination or {}),
-        excluded=excluded,
+        nonfinite=found,
+        failure=Verdict.FAILED_NONFINITE if found else Verdict.FAILED_NUMERIC,
+        worst=Worst({**layout.place(index), **worst.place}, float(expected[index]), float(actual[index])),
+        because=f"{sum(found.values())} non-finite elements" if found else "",
     )
+
+
+@dataclass(frozen=True)
+class _Metric:
+    error: float
+    budget: float
+    unit: float
+    place: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def margin(self) -> float:
+        if self.error == 0.0:
+            return 0.0
+        ratio = self.error / self.budget if self.budget > 0 else math.inf
+        return math.inf if math.isnan(ratio) else ratio
+
+
+def _metrics(error: Tensor, reference: Tensor, limits: Limits, layout: Layout) -> dict[str, _Metric]:
+    """Error and budget in each metric, where the margin is worst."""
     norms, units = block_norms(error, layout), block_norms(reference, layout)
     heads, head_units = norms.square().sum(0).sqrt(), units.square().sum(0).sqrt()
     h = int(_margin(heads, limits.head).argmax())
-    b = int(_margin(norms, limits.block).argmax())
-    row, column = divmod(b, norms.shape[1])
-    local = float(units[row, column]) / math.sqrt(max(1, expected.numel() // max(1, norms.numel())))
-    reach, head_reach = block_norms(actual, layout), block_norms(actual, layout).square().sum(0).sqrt()
+    row, column = divmod(int(_margin(norms, limits.block).argmax()), norms.shape[1])
     block = layout.block_place(row, error.shape[1]) | {"head": column}
-    return (
-        whole,
-        told(
-            "worst_head_rel_l2",
-            float(heads[h]),
-            float(limits.head[h]),
-            float(head_units[h]),
-            worst=Worst({"head": h}, float(head_units[h]), float(head_reach[h])),
+    index = _unravel(_margin(error.abs(), limits.element).argmax(), error.shape)
+    local = float(reference.double().norm()) / math.sqrt(error.numel())
+    return {
+        "rel_l2": _Metric(float(error.norm()), limits.total, float(reference.double().norm())),
+        "worst_head_rel_l2": _Metric(
+            float(heads[h]), float(limits.head[h]), float(head_units[h]), {"head": h}
         ),
-        told(
-            "worst_chunk_rel_l2",
-            float(norms[row, column]),
-            float(limits.block[row, column]),
-            float(units[row, column]),
-            worst=Worst(block, float(units[row, column]), float(reach[row, column])),
+        "worst_chunk_rel_l2": _Metric(
+            float(norms[row, column]), float(limits.block[row, column]), float(units[row, column]), block
         ),
-        told("max_over_scale", float(error[index].abs()), float(limits.element[index]), local, worst=worst),
-    )
+        "max_over_scale": _Metric(float(error[index].abs()), float(limits.element[index]), local),
+    }
+
+
+def _unravel(flat: Tensor, shape: torch.Size) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(flat.cpu(), shape))
 
 
 def _margin(error: Tensor, budget: Tensor) -> Tensor:
@@ -418,7 +424,7 @@ def _margin(error: Tensor, budget: Tensor) -> Tensor:
 def _worst_differing(expected: Tensor, actual: Tensor, same: Tensor, layout: Layout | None) -> Worst:
     gap = (actual.double() - expected.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
     gap = torch.where(same, torch.full_like(gap, -1.0), gap)
-    index = tuple(int(i) for i in torch.unravel_index(gap.flatten().argmax().cpu(), gap.shape))
+    index = _unravel(gap.flatten().argmax(), gap.shape)
     place = layout.place(index) if layout is not None else {f"axis{i}": n for i, n in enumerate(index)}
     return Worst(place, float(expected[index]), float(actual[index]))
 

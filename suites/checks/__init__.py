@@ -1,0 +1,1 @@
+"""Checks: what is asked of a case. Each returns comparisons; none asserts or prints."""

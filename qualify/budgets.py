@@ -1,0 +1,185 @@
+"""Budgets: how far a correct implementation may be from the oracle, measured and not typed in.
+
+The oracle's graph is run several times in the declared arithmetic with random rounding (Monte Carlo
+arithmetic: Parker, 1997). The errors of these runs are a sample of what correct implementations give. A
+budget is a multiple of the largest error of that sample, in the same metric, plus the rounding of the
+output itself. The multiple is `SLACK`, one number for everything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from qualify.compare import Layout, Limits, block_norms, holds, ulp
+from qualify.records import Comparison
+from qualify.subjects import USUAL_ARITHMETIC
+
+Tensor = torch.Tensor
+
+SLACK = 2.5
+"""Budget over the largest error of the noise runs; docs/calibration.md has the measurements behind it."""
+
+UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
+    {"ieee": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+)
+"""Largest relative error of rounding a matmul operand, by the name of the arithmetic."""
+
+COARSENESS: Mapping[str, int] = MappingProxyType({"ieee": 0, "tf32": 1, "fp16": 1, "bf16": 2})
+"""Order of arithmetics from fine to coarse."""
+
+CANCELLED = 1.0 / 16.0
+"""Share of the roundoff of cancelling terms that survives in their sum: rounding errors have random signs."""
+
+UNDERFLOW = 2.0**-125
+"""Absolute floor per unit of amplitude: below the smallest normal fp32 number a kernel may flush to zero."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What the noise runs say about one tensor.
+
+    Attributes:
+        errors: `[R, *shape]` fp64, the error of each run.
+        sigma: `[*shape]` fp64, the pooled standard deviation of each element's error, the rounding of the
+            output included; never zero.
+        floor: `[*shape]` fp64, error that every correct output may have: its own rounding and underflow.
+    """
+
+    errors: Tensor
+    sigma: Tensor
+    floor: Tensor
+
+
+def measure_noise(
+    expected: Tensor,
+    runs: Tensor,
+    *,
+    dtype: torch.dtype,
+    amplitude: float = 1.0,
+    magnitude: Tensor | None = None,
+    roundoff: float = 0.0,
+) -> Noise:
+    """Pools the errors of noise runs into a size of error for each element.
+
+    An element's own few runs say little about it, so its size is at least half of what its row (the channels
+    of one token and head, a row of a state) shows, and a tenth of what the whole tensor shows.
+
+    Args:
+        expected: fp64, the exact answer.
+        runs: `[R, *shape]` fp64, the answers of the noise runs.
+        dtype: dtype of the output that is judged.
+        amplitude: largest input of the problem, the unit of underflow.
+        magnitude: sums of the magnitudes that cancel in `expected`, its shape; None where nothing cancels.
+        roundoff: unit roundoff of the operands, the relative size of the error of each cancelling term.
+    """
+    errors = runs - expected
+    own = errors.square().mean(0)
+    row = own.mean(-1, keepdim=True) if own.dim() >= 3 else own
+    rounding = ulp(expected, dtype) / 2
+    floor = rounding + UNDERFLOW * max(1.0, amplitude)
+    if magnitude is not None:
+        floor = floor + CANCELLED * roundoff * magnitude
+    pooled = torch.maximum(torch.maximum(own, row / 4), own.mean() / 100)
+    sigma = (pooled + floor.square() / 3).sqrt()
+    return Noise(errors, sigma, floor)
+
+
+def derive_limits(
+    expected: Tensor,
+    noise: Noise,
+    layout: Layout,
+    *,
+    smooth: bool,
+    step: Tensor | None = None,
+    slack: float = SLACK,
+    source: str = "",
+) -> Limits:
+    """The budget of a tensor from its noise.
+
+    Whole tensor and heads: slack times the largest norm among the runs. A chunk of a head: the same, but
+    never relatively tighter than the head's median chunk, since a few runs of a few numbers can all be
+    lucky. An element, where everything is smooth: slack times sigma, times `1 + sqrt(2 ln n) / 2` for the
+    largest of n. Where a rounding to a grid can flip, an element is bounded by the largest error of its
+    head in any run.
+
+    Args:
+        expected: fp64.
+        noise: from `measure_noise`.
+        layout: names of the axes.
+        smooth: whether no correct implementation rounds anything to another code of a grid.
+        step: what one flip moves each element of a rounded output, its shape; None when it is not rounded.
+        slack: the multiple.
+        source: which runs these were, for the derivation.
+    """
+    runs = noise.errors.shape[0]
+    norms = torch.stack([block_norms(e, layout) for e in noise.errors])  # [R, blocks, H]
+    floors = block_norms(noise.floor, layout)
+    largest = norms.amax(0)
+    units = block_norms(expected, layout)
+    relative = torch.where(units > 0, largest / units, torch.zeros_like(units))
+    typical = relative.median(0).values * units
+    heads = norms.square().sum(1).sqrt().amax(0)
+    total = float(norms.square().sum((1, 2)).sqrt().amax())
+    deviates = math.sqrt(2.0 * math.log(max(8, expected.numel()))) / 2.0
+    element = slack * (1.0 + deviates) * noise.sigma
+    if not smooth:
+        element = torch.maximum(element, slack * _head_maxima(noise.errors, layout))
+    if step is not None:
+        element = element + step
+    return Limits(
+        total=slack * total + float(noise.floor.norm()),
+        head=slack * heads + floors.square().sum(0).sqrt(),
+        block=slack * torch.maximum(largest, typical) + floors,
+        element=element + noise.floor,
+        derivation=f"{slack:g} x the largest of {runs} runs of the oracle in {source} + output rounding",
+    )
+
+
+def _head_maxima(errors: Tensor, layout: Layout) -> Tensor:
+    """The largest error of each head over all runs, in a shape that broadcasts against one run."""
+    head = layout.axes.index("head")
+    others = [i for i in range(errors.dim()) if i != head + 1]
+    shape = [1] * (errors.dim() - 1)
+    shape[head] = -1
+    return errors.abs().amax(others).reshape(shape)
+
+
+def judged_arithmetic(declared: Mapping[str, str], carrier: str, measured: str | None = None) -> str:
+    """The arithmetic that budgets are derived in: the finest of declared, usual and measured.
+
+    Args:
+        declared: carrier -> arithmetic, as the subject declares it.
+        carrier: `fp32`, `bf16` or `fp16`.
+        measured: what the judge measured with both sites off, or None.
+    """
+    candidates = [declared.get(carrier, USUAL_ARITHMETIC[carrier]), USUAL_ARITHMETIC[carrier]]
+    if measured is not None:
+        candidates.append(measured)
+    known = [name for name in candidates if name in COARSENESS]
+    return min(known, key=lambda name: UNIT_ROUNDOFF[name])
+
+
+def declaration_holds(declared: Mapping[str, str], carrier: str) -> Comparison:
+    """Holds when the declared arithmetic is known and not coarser than the carrier's usual one.
+
+    Args:
+        declared: carrier -> arithmetic, as the subject declares it.
+        carrier: `fp32`, `bf16` or `fp16`.
+    """
+    usual = USUAL_ARITHMETIC[carrier]
+    name = declared.get(carrier, usual)
+    known = name in COARSENESS
+    looser = known and UNIT_ROUNDOFF[name] > UNIT_ROUNDOFF[usual]
+    because = ""
+    if not known:
+        because = f"arithmetic must be one of {', '.join(COARSENESS)}, got {name!r} for {carrier}"
+    elif looser:
+        because = f"{name} is declared for {carrier}, coarser than the usual {usual}; a subject buys no room"
+    return holds(
+        "declared_arithmetic", int(bool(because)), 1, because, derivation=f"the usual one is {usual}"
+    )

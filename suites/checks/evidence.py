@@ -1,0 +1,319 @@
+"""What a problem has to be judged by: the oracle's answer, its noise, its budgets, and its wrong answers.
+
+Everything here depends on the problem and the arithmetic alone, never on the subject, and is kept for the
+next subject or control that is judged on the same problem.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from references.wrong_answers import WRONG_ANSWERS
+
+from qualify.budgets import UNIT_ROUNDOFF, Noise, derive_limits, judged_arithmetic, measure_noise
+from qualify.case import Case
+from qualify.compare import Layout, Limits, compare_budget, layout_of
+from qualify.filters import Projection, compare_filters, project
+from qualify.problem import CARRIERS, Outcome, Problem
+from qualify.records import Comparison
+from qualify.regimes import build_problem
+from qualify.subjects import Subject
+from references.arithmetic import Arithmetic, Noisy
+from references.gdn_chunk import dg_magnitude
+from references.semantics import Semantics
+from suites.checks.smooth import judge_final_state, rounded_state, state_steps
+from suites.oracle import activated, expected, op_options
+
+Tensor = torch.Tensor
+
+RUNS = 6
+"""Noise runs with random rounding; TF32 has one more, whose operands are truncated as hardware does."""
+
+FAULTY_RUNS = 2
+"""Noise runs that have the fault, for each wrong answer that a case is held against."""
+
+FILTERS_PER_CASE = 4
+"""Wrong answers that one case is held against; cases take turns, so that a profile sees all of them often."""
+
+KEPT = 48
+"""Problems whose evidence is kept in a process."""
+
+UNROUNDED_FINAL = Semantics(final_rounded=False)
+
+CARRIER_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in CARRIERS.items()}
+
+
+@dataclass(eq=False)
+class Evidence:
+    """All that a subject's outcome on one problem is held against.
+
+    Attributes:
+        problem: never handed to a subject itself, see `fresh`.
+        arithmetic: what the budgets are derived in.
+        smooth: whether no correct implementation can round to another code on the way to any tensor.
+        expected: the oracle's outcome.
+        noise, limits, layouts: by tensor.
+        raw_state, state_width: where smooth and rounded, the final state before its rounding, and how far
+            correct implementations may be from it.
+    """
+
+    problem: Problem
+    arithmetic: str
+    smooth: bool
+    expected: Outcome
+    noise: dict[str, Noise]
+    limits: dict[str, Limits]
+    layouts: dict[str, Layout]
+    raw_state: Tensor | None = None
+    state_width: Tensor | None = None
+    _projections: dict[str, Projection | None] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The expected tensors that are judged."""
+        return {name: x for name in self.noise if (x := self.expected[name]) is not None}
+
+    def errors(self, outcome: Outcome) -> dict[str, Tensor]:
+        """`actual - expected` in fp64 for every judged tensor."""
+        return {
+            n: x.detach().double() - e for n, e in self.tensors().items() if (x := outcome[n]) is not None
+        }
+
+    def projection(self, name: str) -> Projection | None:
+        """The filter of one wrong answer, computed once; None where it changes nothing here."""
+        if name not in self._projections:
+            self._projections[name] = self._project(name)
+        return self._projections[name]
+
+    def _project(self, name: str) -> Projection | None:
+        semantics = WRONG_ANSWERS[name]
+        wrong = expected(self.problem, semantics=semantics)
+        alternative = {t: x for t in self.noise if (x := wrong[t]) is not None}
+        if all(torch.equal(alternative[t], e) for t, e in self.tensors().items()):
+            return None
+        runs = noise_runs(self.problem, self.arithmetic, FAULTY_RUNS, semantics=semantics, seed=2)
+        faulty = [self.errors(run) for run in runs]
+        return project(name, self.tensors(), alternative, self.noise, self.layouts, faulty)
+
+    def projections(self, names: Sequence[str]) -> list[Projection]:
+        """The filters among `names` that change something here."""
+        return [p for name in names if (p := self.projection(name)) is not None]
+
+
+def fresh(problem: Problem) -> Problem:
+    """A copy in storage of its own, with the same strides: a subject that writes into it harms nobody
+    else."""
+    copies = {}
+    for name, value in vars(problem).items():
+        if isinstance(value, Tensor):
+            copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            copies[name] = copy.copy_(value)
+    return problem.with_(**copies)
+
+
+def evidence_for(problem: Problem, arithmetic: str, *, smooth: bool = False, runs: int = RUNS) -> Evidence:
+    """Runs the oracle exactly and noisily.
+
+    Args:
+        problem: what is judged.
+        arithmetic: precision of matmul operands, a key of `UNIT_ROUNDOFF`.
+        smooth: whether the problem is one on which no rounding but that of the final state can flip.
+        runs: noise runs with random rounding.
+    """
+    exact = expected(problem)
+    final = smooth and problem.state_format is not None and problem.output_final_state
+    semantics = UNROUNDED_FINAL if final else None
+    members = noise_runs(problem, arithmetic, runs, semantics=semantics, seed=1)
+    evidence = Evidence(problem, arithmetic, smooth, exact, {}, {}, {})
+    magnitude, amplitude = _dg_magnitude(problem), _amplitude(problem)
+    for name, tensor in exact.tensors.items():
+        if tensor is None or tensor.numel() == 0:
+            continue
+        layout = evidence.layouts[name] = layout_of(name, problem.cu_seqlens, dims=tensor.dim())
+        samples = torch.stack([m for run in members if (m := run[name]) is not None])
+
+        def measured(target: Tensor, samples: Tensor, name: str = name) -> Noise:
+            return measure_noise(
+                target,
+                samples,
+                dtype=dtype_of(problem, name),
+                amplitude=amplitude,
+                magnitude=magnitude if name == "dg" else None,
+                roundoff=UNIT_ROUNDOFF[arithmetic],
+            )
+
+        if name == "final_state" and final:
+            raw = expected(problem.with_(do=None, dht=None), semantics=UNROUNDED_FINAL)["final_state"]
+            assert raw is not None
+            evidence.raw_state = raw
+            before = measured(raw, samples)
+            evidence.state_width = derive_limits(raw, before, layout, smooth=True, source=arithmetic).element
+            samples = torch.stack([rounded_state(s, problem) for s in samples])
+        rounds = name == "final_state" and problem.state_format is not None
+        evidence.noise[name] = measured(tensor, samples)
+        evidence.limits[name] = derive_limits(
+            tensor,
+            evidence.noise[name],
+            layout,
+            smooth=smooth and not rounds,
+            step=state_steps(tensor, problem) if rounds else None,
+            source=arithmetic,
+        )
+    return evidence
+
+
+def noise_runs(
+    problem: Problem, arithmetic: str, runs: int, *, semantics: Semantics | None = None, seed: int = 1
+) -> list[Outcome]:
+    """Random members of the family of correct answers, all in one call: each has a copy of the heads.
+
+    Args:
+        problem: what is run.
+        arithmetic: precision of matmul operands.
+        runs: how many with random rounding.
+        semantics: a departure from the contract, or None.
+        seed: chooses the members.
+    """
+    copies = _repeated(problem, runs)
+    members = _split(
+        expected(copies, semantics=semantics, arithmetic=_noisy(problem, arithmetic, "stochastic", seed)),
+        runs,
+    )
+    if arithmetic == "tf32" and semantics in (None, UNROUNDED_FINAL):
+        truncating = _noisy(problem, arithmetic, "toward_zero", seed)
+        members.append(expected(problem, semantics=semantics, arithmetic=truncating))
+    return members
+
+
+def _noisy(problem: Problem, arithmetic: str, mode: str, seed: int) -> Arithmetic:
+    carrier = CARRIER_NAMES[problem.carrier]
+    gates = CARRIER_NAMES.get(problem.g.dtype, "fp32")
+    return Noisy(operand=arithmetic, store=carrier, seed=seed, mode=mode, gates=gates)
+
+
+_HEAD_AXIS = {"initial_state": 1, "dht": 1, "A_log": 0, "dt_bias": 0}
+
+
+def _repeated(problem: Problem, times: int) -> Problem:
+    copies = {}
+    for name in ("q", "k", "v", "g", "beta", "initial_state", "do", "dht", "A_log", "dt_bias"):
+        x = getattr(problem, name)
+        if x is not None:
+            axis = _HEAD_AXIS.get(name, 2)
+            copies[name] = torch.cat([x] * times, axis)
+    return problem.with_(**copies)
+
+
+def _split(outcome: Outcome, times: int) -> list[Outcome]:
+    parts: list[dict[str, Tensor | None]] = [{} for _ in range(times)]
+    for name, x in outcome.tensors.items():
+        axis = {"final_state": 1, "dh0": 1, "dA_log": 0, "ddt_bias": 0}.get(name, 2)
+        pieces = [None] * times if x is None else x.chunk(times, axis)
+        for part, piece in zip(parts, pieces, strict=True):
+            part[name] = piece
+    return [Outcome(part) for part in parts]
+
+
+def _dg_magnitude(problem: Problem) -> Tensor | None:
+    if problem.do is None and problem.dht is None:
+        return None
+    leaves = {name: leaf.detach().double() for name, leaf in problem.leaves().items()}
+    q, k, g, beta = activated(problem, leaves)
+    dht = problem.dht if problem.output_final_state else None
+    magnitude = dg_magnitude(
+        q, k, leaves["dv"], g, beta, leaves.get("dh0"), do=problem.do, dht=dht, **op_options(problem)
+    )
+    if problem.use_gate_in_kernel:  # |dg/draw| <= exp(A_log)
+        magnitude = magnitude * leaves["dA_log"].exp().reshape(-1)
+    return magnitude
+
+
+def _amplitude(problem: Problem) -> float:
+    inputs = (problem.v, problem.initial_state, problem.do, problem.dht)
+    return max(float(x.detach().abs().max()) for x in inputs if x is not None and x.numel())
+
+
+def dtype_of(problem: Problem, tensor: str) -> torch.dtype:
+    """The dtype in which the contract returns one of the tensors."""
+    if tensor == "o":
+        return problem.carrier
+    if tensor == "final_state":
+        return torch.float32
+    return problem.leaves()[tensor].dtype
+
+
+@lru_cache(maxsize=KEPT)
+def _cached(
+    levels: tuple[tuple[str, str], ...], regime: str, seed: int, device: str, arithmetic: str
+) -> Evidence:
+    return evidence_for(build_problem(dict(levels), regime, seed, device), arithmetic)
+
+
+def device_of(case: Case) -> str:
+    """Where a case runs: on a GPU for every SM but `cpu`."""
+    return "cpu" if case.levels.get("sm", "cpu") == "cpu" else "cuda"
+
+
+def evidence_of(case: Case, subject: Subject, *, measured: str | None = None) -> Evidence:
+    """The evidence for a case, kept for the next subject that is judged on it.
+
+    Args:
+        case: levels, regime and seed decide the problem.
+        subject: its declared arithmetic decides the budgets, unless another one is finer.
+        measured: the arithmetic that the judge measured, or None.
+    """
+    arithmetic = judged_arithmetic(subject.arithmetic, case.levels.get("dtype", "fp32"), measured)
+    levels = tuple((axis, level) for axis, level in case.levels.items() if axis != "sm")
+    return _cached(levels, case.regime, case.seed, device_of(case), arithmetic)
+
+
+def judge(evidence: Evidence, outcome: Outcome, wrong_answers: Sequence[str] = ()) -> list[Comparison]:
+    """Holds every tensor of an outcome against its budget and all of them together against wrong answers.
+
+    Args:
+        evidence: of the problem that was run.
+        outcome: the subject's.
+        wrong_answers: names; those that change nothing on this problem are left out.
+    """
+    comparisons = []
+    for name, tensor in evidence.tensors().items():
+        comparisons.append(_judge_tensor(evidence, name, tensor, outcome[name]))
+    whole = all(c.metric != "shape" and not c.nonfinite for c in comparisons)
+    projections = evidence.projections(wrong_answers) if whole else []
+    if projections:
+        comparisons.append(
+            compare_filters(projections, evidence.errors(_without_gaps(evidence, outcome)), evidence.noise)
+        )
+    return comparisons
+
+
+def _judge_tensor(
+    evidence: Evidence, name: str, expected_tensor: Tensor, actual: Tensor | None
+) -> Comparison:
+    problem, layout, dtype = evidence.problem, evidence.layouts[name], dtype_of(evidence.problem, name)
+    if actual is None and not bool(expected_tensor.any()):
+        actual = torch.zeros_like(expected_tensor, dtype=dtype)
+    comparison = compare_budget(name, expected_tensor, actual, evidence.limits[name], layout, dtype=dtype)
+    raw, width = evidence.raw_state, evidence.state_width
+    if name != "final_state" or raw is None or width is None or not comparison.passed:
+        return comparison
+    assert actual is not None
+    return judge_final_state(actual, raw, width, problem, layout)
+
+
+def _without_gaps(evidence: Evidence, outcome: Outcome) -> Outcome:
+    """The outcome with zeros for gradients that are absent because they are zero."""
+    return Outcome(
+        {n: torch.zeros_like(e) if outcome[n] is None else outcome[n] for n, e in evidence.tensors().items()}
+    )
+
+
+def turn(case: Case, count: int = FILTERS_PER_CASE) -> tuple[str, ...]:
+    """The wrong answers that a case is held against: a window of the table that moves from case to case."""
+    names = list(WRONG_ANSWERS)
+    cell = ",".join(f"{a}:{b}" for a, b in case.levels.items()) + case.regime
+    start = zlib.crc32(cell.encode()) % len(names) + case.seed * count
+    return tuple(names[(start + i) % len(names)] for i in range(min(count, len(names))))

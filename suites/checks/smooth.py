@@ -1,0 +1,133 @@
+"""A final state judged element by element, where all that leads to it is smooth.
+
+The state before its rounding is known to within `d`, the half-width that correct implementations differ by. A
+correct final state is then code * scale, with a scale that such a state can have, and every code lies
+between the codes of `x - d` and `x + d`. A flip is allowed exactly where a boundary is that near, and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from qualify.compare import Layout
+from qualify.problem import Problem
+from qualify.records import Comparison, Worst
+from references.formats import grid_named, round_to_grid, steps_at
+from references.qdq import qdq_state, state_tiles
+
+Tensor = torch.Tensor
+
+ULPS = 2.0**-22
+"""Relative room for `code * scale` and the recovered scale, both rounded in fp32."""
+
+SMALLEST_NORMAL = 2.0**-126
+
+
+def rounded_state(state: Tensor, problem: Problem) -> Tensor:
+    """A final state in the problem's layout after the state site, fp64.
+
+    Args:
+        state: `[N, HV, K, V]`, or `[N, HV, V, K]` when the problem says so.
+        problem: layout, tile and format.
+    """
+    if problem.state_format is None:
+        return state
+    key_first = state.mT if problem.state_v_first else state
+    value = qdq_state(key_first.float(), block_v=problem.state_block_v, fmt=problem.state_format).double()
+    return value.mT if problem.state_v_first else value
+
+
+def state_steps(state: Tensor, problem: Problem) -> Tensor:
+    """How far one flip moves each element of a rounded state, in the problem's layout, fp64."""
+    grid = grid_named(problem.state_format or "e4m3")
+    tiles = _tiles(state, problem)
+    scale = tiles.abs().amax((-3, -1), keepdim=True) / grid.largest
+    codes = tiles / torch.where(scale > 0, scale, torch.ones_like(scale))
+    return _untile(steps_at(codes.contiguous(), grid) * scale, state, problem)
+
+
+def judge_final_state(
+    actual: Tensor, raw: Tensor, width: Tensor, problem: Problem, layout: Layout
+) -> Comparison:
+    """Counts the elements of a rounded final state that no correct implementation can return.
+
+    Args:
+        actual: the subject's final state, fp32, in the problem's layout.
+        raw: the oracle's state before its last rounding, same shape, fp64.
+        width: `d`, same shape, fp64.
+        problem: layout, tile and format.
+        layout: names of the axes.
+    """
+    wrong_scale, wrong_code, off_grid = _violations(actual, raw, width, problem)
+    wrong = wrong_scale | wrong_code | off_grid
+    count = int(wrong.sum())
+    reasons = {
+        "belong to a tile whose scale no correct state has": int(wrong_scale.sum()),
+        "are not code * scale": int(off_grid.sum()),
+        "have a code out of reach": int(wrong_code.sum()),
+    }
+    return Comparison(
+        tensor="final_state",
+        kind="property",
+        metric="codes_out_of_reach",
+        error=float(count),
+        budget=0.0,
+        derivation="each code lies between those of x - d and x + d, d from the noise before rounding",
+        statistics={"elements": float(raw.numel()), "uncertain": float(_uncertain(raw, width, problem))},
+        worst=_worst(actual, raw, wrong, layout) if count else None,
+        because="; ".join(f"{n} elements {what}" for what, n in reasons.items() if n),
+    )
+
+
+def _tiles(x: Tensor, problem: Problem) -> Tensor:
+    return state_tiles(x.mT if problem.state_v_first else x, problem.state_block_v)
+
+
+def _untile(x: Tensor, like: Tensor, problem: Problem) -> Tensor:
+    columns = like.shape[-2] if problem.state_v_first else like.shape[-1]
+    state = x.flatten(-2)[..., :columns]
+    return state.mT if problem.state_v_first else state
+
+
+def _violations(
+    actual: Tensor, raw: Tensor, width: Tensor, problem: Problem
+) -> tuple[Tensor, Tensor, Tensor]:
+    grid = grid_named(problem.state_format or "e4m3")
+    y, x, d = (_tiles(t.double(), problem) for t in (actual, raw, width))
+    axes = (-3, -1)
+    largest = y.abs().amax(axes, keepdim=True)
+    low = (x.abs() - d).amax(axes, keepdim=True).clamp_min(0.0) / grid.largest
+    high = (x.abs() + d).amax(axes, keepdim=True) / grid.largest
+    scale = largest / grid.largest
+    plausible = (scale >= low * (1 - ULPS)) & (scale <= high * (1 + ULPS))
+    unit = (low < SMALLEST_NORMAL) & (
+        largest <= high * grid.largest
+    )  # scale 1: the codes are those of x itself
+    divisor = torch.where((scale > 0) & plausible & ~(low < SMALLEST_NORMAL), scale, torch.ones_like(scale))
+    code = y / divisor
+    reach = ULPS * code.abs() + 1e-30
+    lower, upper = (round_to_grid(((x + s * d) / divisor).contiguous(), grid) for s in (-1.0, 1.0))
+    on_grid = (round_to_grid(code.contiguous(), grid) - code).abs() <= reach
+    within = (code >= lower - reach) & (code <= upper + reach)
+    bad_scale = (~(plausible | unit)).expand_as(y)
+    return (
+        _untile(bad_scale, actual, problem),
+        _untile(~within & ~bad_scale, actual, problem),
+        _untile(~on_grid & ~bad_scale, actual, problem),
+    )
+
+
+def _uncertain(raw: Tensor, width: Tensor, problem: Problem) -> int:
+    """How many elements are so near a boundary that two codes are allowed."""
+    grid = grid_named(problem.state_format or "e4m3")
+    x, d = _tiles(raw, problem), _tiles(width, problem)
+    scale = x.abs().amax((-3, -1), keepdim=True).clamp_min(1e-300) / grid.largest
+    lower, upper = (round_to_grid(((x + s * d) / scale).contiguous(), grid) for s in (-1.0, 1.0))
+    return int((lower != upper).sum())
+
+
+def _worst(actual: Tensor, raw: Tensor, wrong: Tensor, layout: Layout) -> Worst:
+    gap = torch.where(wrong, (actual.double() - raw).abs(), torch.full_like(raw, -1.0))
+    index = tuple(int(i) for i in torch.unravel_index(gap.flatten().argmax().cpu(), gap.shape))
+    return Worst(layout.place(index), float(raw[index]), float(actual[index]))
