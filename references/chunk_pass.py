@@ -20,8 +20,10 @@ class State(NamedTuple):
     rounded: Tensor
 
     def pick(self, which: str) -> Tensor:
-        """The `rounded` or the `unrounded` one."""
-        return self.raw if which == "unrounded" else self.rounded
+        """The `rounded` or the `unrounded` value; the gradient goes through the rounding either way."""
+        if which == "rounded" or self.raw is self.rounded:
+            return self.rounded
+        return straight_through(self.rounded, self.raw.detach())
 
 
 class Passed(NamedTuple):

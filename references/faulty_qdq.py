@@ -27,17 +27,18 @@ def faulty_qdq(x: Tensor, rule: SiteRule, fmt: str, block_v: int | None) -> Tens
         fmt: the format asked for.
         block_v: tile width asked for.
     """
-    width = x.shape[-1]
-    if block_v is None:
-        y, axes = x, _W_AXES[rule.scope]
-    else:
-        tile = max(1, int(block_v * rule.tile))
-        y, axes = state_tiles(x, tile), _STATE_AXES[rule.scope]
-    axes = tuple(range(y.ndim)) if axes is None else axes
     grid = grid_named(rule.fmt or fmt)
     grid = replace(grid, largest=rule.largest) if rule.largest else grid
-    y = cast(Tensor, _FaultyQDQ.apply(y, rule, grid, axes))  # type: ignore[no-untyped-call]
-    y = y if block_v is None else y.flatten(-2)[..., :width]
+    key_axis = -1 if block_v is None else -2
+    groups, axes = x, _W_AXES[rule.scope]
+    if rule.scope == "half_keys":
+        groups = groups.unflatten(key_axis, (2, x.shape[key_axis] // 2))  # type: ignore[no-untyped-call]
+    if block_v is not None:
+        groups, axes = state_tiles(groups, max(1, int(block_v * rule.tile))), _STATE_AXES[rule.scope]
+    axes = tuple(range(groups.ndim)) if axes is None else axes
+    y = cast(Tensor, _FaultyQDQ.apply(groups, rule, grid, axes))  # type: ignore[no-untyped-call]
+    y = y if block_v is None else y.flatten(-2)[..., : x.shape[-1]]
+    y = y.reshape(x.shape)
     if rule.twice:
         return faulty_qdq(y, SiteRule(tile=0.5), fmt, block_v)
     return y
@@ -49,8 +50,14 @@ _STATE_AXES: Mapping[str, tuple[int, ...] | None] = {
     "head": (-3, -2, -1),
     "tensor": None,
     "row": (-2, -1),
+    "half_keys": (-3, -1),
 }
-_W_AXES: Mapping[str, tuple[int, ...] | None] = {"group": (-1,), "head": (-2, -1), "tensor": None}
+_W_AXES: Mapping[str, tuple[int, ...] | None] = {
+    "group": (-1,),
+    "head": (-2, -1),
+    "tensor": None,
+    "half_keys": (-1,),
+}
 
 
 def _truncate(x: Tensor, grid: Grid) -> Tensor:

@@ -18,7 +18,7 @@ class SiteRule:
         fmt: another format than the one asked for.
         tile: factor on the width of a state tile.
         scope: what shares a scale: `group` (the contract's tile or row), `head` (all tiles of a state; all
-            tokens of a chunk and head), `tensor` (everything), `row` (one key channel of a state).
+            tokens of a chunk and head), `tensor` (everything), `row` (one key channel of a state), `half_keys` (half of the keys).
         rounding: `nearest_even`, `truncate`, `ties_away`, `through_fp16`.
         scale: `divide` or `reciprocal` (codes by multiplying with the reciprocal scale, and amax likewise).
         amax: `fp32`, or `bf16` where the largest magnitude is rounded before it is used.
