@@ -2,10 +2,10 @@
 
 An oracle hands every matmul, stored intermediate, cumulative sum and exponential to an `Arithmetic`. `EXACT`
 computes them as they are. `Noisy` rounds matmul operands and stored tensors to the declared precision, adds
-the rounding noise of fp32 accumulation, and does the same, with draws of its own, to every gradient on the way
-back; rounding is stochastic by default, so that repeated runs sample what correct implementations of that
-precision can give (Monte Carlo arithmetic: Parker, Pierce, Eggert, 2000). `MAGNITUDES` measures how much cancels
-in the gradient of the gates.
+the rounding noise of fp32 accumulation, and does the same, with draws of its own, to every gradient on the
+way back; rounding is stochastic by default, so that repeated runs sample what correct implementations of that
+precision can give (Monte Carlo arithmetic: Parker, Pierce, Eggert, 2000). `MAGNITUDES` measures how much
+cancels in the gradient of the gates.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ UNIT_ROUNDOFF = 2.0**-24
 """Half the distance between 1 and the next fp32 number."""
 
 EXP_ERROR = 2.0**-22
-"""Relative error of the fast exponential of a GPU (PTX ISA, ex2.approx.f32: 2^-22.5 and the final rounding)."""
+"""Relative error of the fast exponential of a GPU (PTX ISA, ex2.approx.f32, with its final rounding)."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Explicit mantissa bits, and the exponent below which numbers are evenly spaced (None: too small to matter)."""
+    """Explicit mantissa bits; the exponent below which numbers are evenly spaced, None if too small."""
 
     mantissa_bits: int
     min_exponent: int | None = None
@@ -242,12 +242,13 @@ class Noisy(Arithmetic):
         return self._window(_unit_pool(like.device), like)
 
     def _window(self, pool: Tensor, like: Tensor) -> Tensor:
-        """A random window of the pool; a tensor larger than half the pool repeats it."""
-        count = like.numel()
-        start = self._random.randrange(_POOL // 2)
-        if count > _POOL // 2:
-            pool = pool.repeat(-(-count // _POOL) + 1)
-        return pool[start : start + count].view(like.shape)
+        """A random window of the pool; for a tensor larger than half the pool, random elements of it."""
+        count, start = like.numel(), self._random.randrange(_POOL // 2)
+        if count <= _POOL // 2:
+            return pool[start : start + count].view(like.shape)
+        generator = torch.Generator(like.device).manual_seed(self._random.getrandbits(62))
+        index = torch.randint(_POOL, like.shape, generator=generator, device=like.device)
+        return pool[index]
 
 
 _POOL = 1 << 20
@@ -267,8 +268,10 @@ def _unit_pool(device: torch.device) -> Tensor:
 
 def _unit_lower_inverse(strictly_lower: Tensor) -> Tensor:
     identity = torch.eye(strictly_lower.shape[-1], dtype=strictly_lower.dtype, device=strictly_lower.device)
-    identity = identity.expand(strictly_lower.shape)
-    return torch.linalg.solve_triangular(strictly_lower, identity, upper=False, unitriangular=True)
+    inverse: Tensor = torch.linalg.solve_triangular(
+        strictly_lower, identity.expand(strictly_lower.shape), upper=False, unitriangular=True
+    )
+    return inverse
 
 
 def _sum_to(x: Tensor, shape: torch.Size) -> Tensor:

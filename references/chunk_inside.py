@@ -1,4 +1,4 @@
-"""What happens inside the chunks, for all chunks of all sequences at once: decays, the solve, U, W, scores."""
+"""What happens inside the chunks, for all chunks of all sequences at once: decays, solve, U, W, scores."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _solve(
     arithmetic = call.arithmetic
     if call.semantics.solve_adjoint == "unrounded":
         both = arithmetic.store(arithmetic.matmul(inverse, torch.cat([u_right, w_right], -1)))
-        u, w = both.split([u_right.shape[-1], w_right.shape[-1]], -1)
+        u, w = torch.split(both, [u_right.shape[-1], w_right.shape[-1]], -1)
         return u, w
     with torch.no_grad():  # the right side whose exact solution is the rounded W
         rounded = call.sites.w(arithmetic.store(arithmetic.matmul(inverse, w_right)), (name, "adjoint"))

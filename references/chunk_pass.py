@@ -58,8 +58,13 @@ def passed_on(call: Call, name: int, plan: Plan, inner: Inside, start: State) ->
     state, entries, outs, values, finals = start, [], [], [], []
     for number, part in enumerate(_split(inner, plan.counts)):
         running = part.u.shape[0]
-        finals.append(_final(call, state, running))
-        state = State(state.raw[:running], state.rounded[:running])
+        if running < state.raw.shape[0]:
+            finals.append(_final(call, state, running))
+            state = (
+                State(*(x[:running] for x in state))
+                if state.raw is not state.rounded
+                else _twice(state.raw[:running])
+            )
         entries.append(state)
         v_new, raw = step(call, state, part)
         state = State(raw, call.sites.state(raw, number + 1, (name, number)))
@@ -138,6 +143,10 @@ def _copied(state: Tensor, dtype: str | None) -> Tensor:
     return straight_through(state, state.detach().to(torch.float16).to(state.dtype))
 
 
+def _twice(state: Tensor) -> State:
+    return State(state, state)
+
+
 def _final(call: Call, state: State, running: int) -> Tensor:
     return (state.rounded if call.semantics.final_rounded else state.raw)[running:]
 
@@ -146,7 +155,7 @@ def _split(inner: Inside, counts: tuple[int, ...]) -> list[Inside]:
     """The chunks of each step; one split of the whole, so that its gradient is one concatenation."""
     needed = {"u", "w_rounded", "w_backward", "keys", "carry"}
     columns = [
-        torch.split(x, counts) if key in needed and x is not None else (None,) * len(counts)
+        torch.split(x, list(counts)) if key in needed and x is not None else (None,) * len(counts)
         for key, x in inner._asdict().items()
     ]
     return [Inside(*column) for column in zip(*columns, strict=True)]

@@ -30,11 +30,11 @@ def faulty_qdq(x: Tensor, rule: SiteRule, fmt: str, block_v: int | None) -> Tens
     grid = grid_named(rule.fmt or fmt)
     grid = replace(grid, largest=rule.largest) if rule.largest else grid
     key_axis = -1 if block_v is None else -2
-    groups, axes = x, _W_AXES[rule.scope]
+    groups, axes = x, (_W_AXES if block_v is None else _STATE_AXES)[rule.scope]
     if rule.scope == "half_keys":
         groups = groups.unflatten(key_axis, (2, x.shape[key_axis] // 2))  # type: ignore[no-untyped-call]
     if block_v is not None:
-        groups, axes = state_tiles(groups, max(1, int(block_v * rule.tile))), _STATE_AXES[rule.scope]
+        groups = state_tiles(groups, max(1, int(block_v * rule.tile)))
     axes = tuple(range(groups.ndim)) if axes is None else axes
     y = cast(Tensor, _FaultyQDQ.apply(groups, rule, grid, axes))  # type: ignore[no-untyped-call]
     y = y if block_v is None else y.flatten(-2)[..., : x.shape[-1]]
@@ -120,18 +120,18 @@ def _clamped(ctx: Any, dy: Tensor) -> Tensor:
 
 
 def _through_scale(ctx: Any, dy: Tensor) -> Tensor:
-    """The derivative of `scale(x) * code(x / scale(x))` with straight-through codes, ties of amax sharing it."""
+    """The derivative of `scale(x) * code(x / scale(x))`, codes straight-through, equal maxima sharing it."""
     x, amax, _, ratio, codes = ctx.saved_tensors
     d_scale = (dy * (codes - ratio)).sum(ctx.axes, keepdim=True)
     is_largest = (x.abs() == amax).to(dy.dtype)
     share = is_largest * torch.sign(x) / is_largest.sum(ctx.axes, keepdim=True)
-    return dy + d_scale / ctx.grid.largest * share
+    return torch.add(dy, d_scale / ctx.grid.largest * share)
 
 
 def _rounded(ctx: Any, dy: Tensor) -> Tensor:
     """The gradient of `cast(x / scale) * scale` where the cast rounds its gradient to the format as well."""
     _, _, scale, _, _ = ctx.saved_tensors
-    return round_to_grid((dy * scale).contiguous(), ctx.grid) / scale
+    return torch.div(round_to_grid((dy * scale).contiguous(), ctx.grid), scale)
 
 
 _GRADIENTS: Mapping[str, Callable[[Any, Tensor], Tensor]] = {

@@ -149,7 +149,7 @@ def dg_magnitude(
 def _run(
     call: Call, name: int, plan: Plan, inputs: list[Tensor], initial: Tensor, entries: Tensor | None
 ) -> dict[str, Tensor]:
-    """All that one plan gives: per token `[slots, HV, ...]`, per chunk `[M, ...]`, per sequence `[n, ...]`."""
+    """All that a plan gives: per token `[slots, HV, ...]`, per chunk `[M, ...]`, per sequence `[n, ...]`."""
     chunks = gather(call, plan, inputs)
     inner = inside(call, name, plan, chunks)
     own = initial.index_select(0, plan.sequences)

@@ -1,4 +1,4 @@
-"""Gradients that differ from those of the value: the tools with which a fault of a backward pass is written."""
+"""Gradients that are not those of the value: tools for straight-through rounding and for backward faults."""
 
 from __future__ import annotations
 

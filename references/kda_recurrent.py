@@ -2,7 +2,8 @@
 
 Per sequence and value head, with the state `S` of shape `[K, V]` and `D_t = diag(exp(g_t))`:
 
-    R_t = D_t S_{t-1}      u_t = beta_t (v_t - k_t^T R_t)      S_t = R_t + k_t u_t^T      o_t = scale q_t^T S_t
+    R_t = D_t S_{t-1}           u_t = beta_t (v_t - k_t^T R_t)
+    S_t = R_t + k_t u_t^T       o_t = scale q_t^T S_t
 
 Source: Kimi Team, Kimi Linear (2025), equation 1.
 """

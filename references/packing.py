@@ -129,7 +129,7 @@ def _plan(starts: Tensor, members: Tensor, chunk_size: int, total: int, device: 
 
 
 def _inverse(index: Tensor, size: int) -> Tensor:
-    """Where each of `0 .. size - 1` sits in `index`, `len(index)` where it does not; larger entries are ignored."""
+    """Where each of `0 .. size - 1` sits in `index`, `len(index)` if nowhere; larger entries are ignored."""
     inverse = torch.full((size + 1,), len(index), dtype=torch.int64, device=index.device)
     inverse[index] = torch.arange(len(index), device=index.device)
     return inverse[:size]

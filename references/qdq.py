@@ -35,7 +35,7 @@ class Quantized(NamedTuple):
 
 
 def scale_of(amax: Tensor, grid: Grid) -> Tensor:
-    """The scale of a group from its largest magnitude, both fp32, any shape; NaN where `amax` is not finite."""
+    """The scale of a group from its largest magnitude, both fp32; NaN where `amax` is not finite."""
     quotient = amax / torch.tensor(grid.largest, dtype=torch.float32, device=amax.device)
     scale = torch.where(quotient < SMALLEST_NORMAL, torch.ones_like(quotient), quotient)
     return torch.where(torch.isfinite(amax), scale, torch.full_like(scale, torch.nan))

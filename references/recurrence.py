@@ -48,7 +48,7 @@ def run_tokens(
     (plan,) = packing.plans
     q, k = (x.repeat_interleave(value_heads // x.shape[2], 2) for x in (q, k))
     inputs = (x.to(torch.float64).flatten(0, 1) for x in (q, k, v, decay, beta))
-    tokens = [torch.split(rows(x, plan.tokens, plan.slots), plan.counts) for x in inputs]
+    tokens = [torch.split(rows(x, plan.tokens, plan.slots), list(plan.counts)) for x in inputs]
 
     def rounded(state: Tensor) -> Tensor:
         return state if state_format is None else qdq_state(state, block_v=state_block_v, fmt=state_format)

@@ -1,4 +1,4 @@
-"""What an oracle computes, as data: the defaults are the contract, a changed field is a named departure from it.
+"""What an oracle computes, as data: the defaults are the contract, a changed field is a named departure.
 
 One field per place where an implementation may depart. A departure in a field leaves everything else intact:
 a fault of the backward pass changes no output, bit for bit.
@@ -18,7 +18,8 @@ class SiteRule:
         fmt: another format than the one asked for.
         tile: factor on the width of a state tile.
         scope: what shares a scale: `group` (the contract's tile or row), `head` (all tiles of a state; all
-            tokens of a chunk and head), `tensor` (everything), `row` (one key channel of a state), `half_keys` (half of the keys).
+            tokens of a chunk and head), `tensor` (everything), `row` (one key channel of a state),
+            `half_keys` (half of the keys).
         rounding: `nearest_even`, `truncate`, `ties_away`, `through_fp16`.
         scale: `divide` or `reciprocal` (codes by multiplying with the reciprocal scale, and amax likewise).
         amax: `fp32`, or `bf16` where the largest magnitude is rounded before it is used.
@@ -72,9 +73,9 @@ GRADIENT_TERMS = (
 )
 """The terms that a backward pass adds up, `<gradient>.<the place in the forward that it comes from>`.
 
-`system` is the matrix that is inverted, `attention` the masked score matrix, `w` and `u` the right sides of the
-solve, `read` the readout of the state, `write` V' = U - W S, `update` what is added to the state, `carry` the
-decay of the state over a chunk, `last` everything through the chunk's last cumulative gate.
+`system` is the matrix that is inverted, `attention` the masked score matrix, `w` and `u` the right sides of
+the solve, `read` the readout of the state, `write` V' = U - W S, `update` what is added to the state, `carry`
+the decay of the state over a chunk, `last` everything through the chunk's last cumulative gate.
 """
 
 
@@ -88,8 +89,8 @@ class Semantics:
         v_reads, o_reads, update_reads: which incoming state V', O and S' read, `rounded` or `unrounded`.
         state_copy: dtype of the copy of the incoming state that V' and O read: None or `fp16`.
         w_rounded: what the W site sees: `solution`, or `right_side` (beta exp(G) K, before the solve).
-        backward_state, backward_w: the values at which the backward is linearised: `rounded`, `unrounded`, and
-            for W `recomputed` (from an inverse and a right side in bf16).
+        backward_state, backward_w: the values at which the backward is linearised: `rounded`, `unrounded`,
+            and for W `recomputed` (from an inverse and a right side in bf16).
         solve_adjoint: the solution that the adjoint of the solve uses, `unrounded` or `rounded`.
         solve: `exact`, or a truncated Neumann series of `one_term` or `two_terms`.
         dht, dh0: whether these gradients are taken and given.

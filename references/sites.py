@@ -52,7 +52,7 @@ class Sites:
     """Both sites of one call.
 
     Args:
-        state_format, state_block_v, w_format: the options of the call; a format of None is a site that is off.
+        state_format, state_block_v, w_format: the options of the call; None is a site that is off.
         w_dtype: the dtype in which W is materialised before the W site sees it.
         semantics: the rules.
         offsets: what to record into or replay from, or None.
