@@ -1,0 +1,299 @@
+"""Puts the policy on a module and the fused op in the place of its kernel, reversibly.
+
+A converted module gets a child, `gdn_policy`, that says what it does, is saved with it and restored with it.
+Its kernel is replaced by a `SiteRule`, which calls the very original kernel while both sites are off and the
+fused op otherwise. Every method that calls the kernel is watched: one that ends without having called it while
+a site is on raises, so that rounding cannot drop out unseen.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from kernels.adapters.checks import check_can_round
+from kernels.adapters.layouts import FAMILIES, Layout, kernel_name, layout_of
+from kernels.policy import OFF, Resolved, resolved_from_json
+
+logger = logging.getLogger(__name__)
+
+CHILD = "gdn_policy"
+"""The name of the child that holds the policy of a converted module."""
+
+
+def fused_op() -> Callable[..., Any]:
+    """The op that rounds; imported when the first site is on, so that nothing else needs Triton."""
+    from kernels.gdn import chunk_gated_delta_rule
+
+    op: Callable[..., Any] = chunk_gated_delta_rule
+    return op
+
+
+class SitePolicy(torch.nn.Module):
+    """What a module does, as a child of it: readable, editable, saved and restored with it.
+
+    Attributes:
+        resolved: the policy in force; assign to it to edit.
+    """
+
+    def __init__(self, owner: torch.nn.Module, family: str, resolved: Resolved = OFF) -> None:
+        super().__init__()
+        self._owner = (owner,)  # in a tuple, so that the parent does not become a child of its child
+        self.family = family
+        self._resolved = OFF
+        self.resolved = resolved
+
+    @property
+    def owner(self) -> torch.nn.Module:
+        """The converted module."""
+        return self._owner[0]
+
+    @property
+    def resolved(self) -> Resolved:
+        """The policy in force."""
+        return self._resolved
+
+    @resolved.setter
+    def resolved(self, resolved: Resolved) -> None:
+        if not resolved.off:
+            check_can_round(self.owner, self.family, original_kernel(self.owner))
+        self._resolved = resolved
+
+    def get_extra_state(self) -> str:
+        """The policy as JSON, under `gdn_policy._extra_state`."""
+        return self.resolved.to_json()
+
+    def set_extra_state(self, state: str) -> None:
+        """Puts a saved policy in force."""
+        self.resolved = resolved_from_json(state)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *rest: Any
+    ) -> None:
+        """Restores the policy; a checkpoint that holds the module but no policy switches both sites off."""
+        if prefix + "_extra_state" in state_dict:
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *rest)
+        elif holds_module(state_dict, prefix):
+            if not self.resolved.off:
+                logger.warning("%s: the checkpoint holds no policy, both sites are off now", prefix)
+            self.switch_off()
+
+    def switch_off(self) -> None:
+        """Turns both sites off and goes back to the default policy."""
+        self.resolved = OFF
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None, **_: Any
+    ) -> dict[str, Any]:
+        """The policy for Megatron's distributed checkpoint, in the part that every rank shares.
+
+        A checkpoint without it can then be loaded into a converted model, which a sharded object would not
+        allow.
+
+        Raises:
+            NotImplementedError: pipeline parallelism, where that part holds the first stage only.
+        """
+        stages = pipeline_stages()
+        if stages > 1 and not self.resolved.off:
+            raise NotImplementedError(
+                f"a policy can be saved with one pipeline stage, got {stages}; "
+                f"switch the sites off or use pipeline size 1"
+            )
+        return {prefix + "_extra_state": self.get_extra_state()}
+
+    def extra_repr(self) -> str:
+        """Shown where the model is printed."""
+        sites = self.resolved.sites
+        return f"state={sites.state}, w={sites.w}, block_v={self.resolved.policy.state_block_v}"
+
+
+def holds_module(state_dict: Mapping[str, Any], prefix: str) -> bool:
+    """Whether a state dict has anything of the module whose policy has this prefix."""
+    parent = prefix.removesuffix(f"{CHILD}.")
+    return any(key.startswith(parent) for key in state_dict)
+
+
+def pipeline_stages() -> int:
+    """Megatron's pipeline size; 1 where Megatron is not running."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return 1
+    return int(state.get_pipeline_model_parallel_world_size())
+
+
+class SiteRule:
+    """A gated delta rule that calls the original kernel, or the fused op while a site is on.
+
+    Attributes:
+        original: the kernel that it stands in for.
+        rounded_calls: how often the fused op was called.
+    """
+
+    def __init__(self, original: Callable[..., Any], policy: SitePolicy) -> None:
+        self.original = original
+        self.policy = policy
+        self.rounded_calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Whatever the original takes and returns."""
+        resolved = self.policy.resolved
+        if resolved.off:
+            return self.original(*args, **kwargs)
+        check_can_round(self.policy.owner, self.policy.family, self.original)
+        self.rounded_calls += 1
+        return fused_op()(*args, **kwargs, **resolved.options())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SiteRule:
+        """A copy for a copied module: the same kernel, the copied policy."""
+        from copy import deepcopy
+
+        return SiteRule(self.original, deepcopy(self.policy, memo))
+
+
+_ACTIVE: ContextVar[SiteRule | None] = ContextVar("_ACTIVE", default=None)
+
+
+class NamedKernel:
+    """Stands under a module-level kernel name: calls the rule of the converted module that is running, if any.
+
+    Attributes:
+        original: the kernel that the name stood for.
+        users: how many converted modules rely on it.
+    """
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self.original = original
+        self.users = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Whatever the original takes and returns."""
+        rule = _ACTIVE.get()
+        return (self.original if rule is None else rule)(*args, **kwargs)
+
+
+class WatchedMethod:
+    """A method that calls the kernel, with the rule of its module in force, and proof that it was called."""
+
+    def __init__(self, owner: torch.nn.Module, name: str, rule: SiteRule) -> None:
+        self.owner = (owner,)
+        self.name = name
+        self.rule = rule
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The method of the class.
+
+        Raises:
+            RuntimeError: it ended without a rounded call while a site was on.
+        """
+        owner, before = self.owner[0], self.rule.rounded_calls
+        token = _ACTIVE.set(self.rule)
+        try:
+            result = getattr(type(owner), self.name)(owner, *args, **kwargs)
+        finally:
+            _ACTIVE.reset(token)
+        if not self.rule.policy.resolved.off and self.rule.rounded_calls == before:
+            raise RuntimeError(
+                f"{type(owner).__name__}.{self.name} must call its gated delta rule while a site is on, got no "
+                f"call; the sites act in chunk mode only: train, or evaluate without a recurrent kernel or cache"
+            )
+        return result
+
+
+def is_converted(module: torch.nn.Module) -> bool:
+    """Whether a module has a policy."""
+    return isinstance(module._modules.get(CHILD), SitePolicy)
+
+
+def policy_of(module: torch.nn.Module) -> SitePolicy:
+    """The policy child of a converted module.
+
+    Raises:
+        ValueError: the module is not converted.
+    """
+    child = module._modules.get(CHILD)
+    if not isinstance(child, SitePolicy):
+        raise ValueError(
+            f"{type(module).__name__} must be converted to have a policy, it is not; call convert first"
+        )
+    return child
+
+
+def original_kernel(module: torch.nn.Module) -> Callable[..., Any]:
+    """The kernel that the framework put there, whether or not the module is converted."""
+    layout = layout_of(module)
+    holder = module.__dict__ if layout.namespace is None else layout.namespace
+    kernel: Callable[..., Any] = holder[layout.attribute]
+    return kernel.original if isinstance(kernel, SiteRule | NamedKernel) else kernel
+
+
+def attach(module: torch.nn.Module, family: str, policy: SitePolicy | None = None) -> Layout:
+    """Converts one module with both sites off, or with a policy of the caller's; once is enough.
+
+    Args:
+        module: a module of one of `FAMILIES`.
+        family: its name there.
+        policy: the child to add; None makes a plain one.
+
+    Raises:
+        NotImplementedError: the module's layout is not known.
+    """
+    layout = layout_of(module)
+    if is_converted(module):
+        return layout
+    policy = policy if policy is not None else SitePolicy(module, family)
+    rule = SiteRule(original_kernel(module), policy)
+    if layout.namespace is None:
+        module.__dict__[layout.attribute] = rule
+    else:
+        name_kernel(layout.namespace, layout.attribute).users += 1
+    for caller in layout.callers:
+        module.__dict__[caller] = WatchedMethod(module, caller, rule)
+    module.add_module(CHILD, policy)
+    return layout
+
+
+def name_kernel(namespace: dict[str, Any], attribute: str) -> NamedKernel:
+    """The `NamedKernel` under a module-level name, put there if need be."""
+    if not isinstance(namespace[attribute], NamedKernel):
+        namespace[attribute] = NamedKernel(namespace[attribute])
+    kernel: NamedKernel = namespace[attribute]
+    return kernel
+
+
+def detach(module: torch.nn.Module) -> None:
+    """Undoes `attach`: the module is what it was, down to the identity of its kernel."""
+    policy_of(module)
+    layout = layout_of(module)
+    original = original_kernel(module)
+    if layout.namespace is None:
+        module.__dict__[layout.attribute] = original
+    else:
+        kernel = name_kernel(layout.namespace, layout.attribute)
+        kernel.users -= 1
+        if kernel.users == 0:
+            layout.namespace[layout.attribute] = original
+    for caller in layout.callers:
+        del module.__dict__[caller]
+    del module._modules[CHILD]
+
+
+def describe(module: torch.nn.Module) -> str:
+    """The layout and the kernel of a module, for tables."""
+    return f"{layout_of(module)}, {kernel_name(original_kernel(module))}"
+
+
+__all__ = [
+    "CHILD",
+    "FAMILIES",
+    "SitePolicy",
+    "attach",
+    "detach",
+    "is_converted",
+    "original_kernel",
+    "policy_of",
+]
