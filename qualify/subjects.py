@@ -16,10 +16,19 @@ A subject is a namespace. It offers some of
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from qualify.capabilities import carrier_name
+from qualify.errors import UsageError
 
 USUAL_ARITHMETIC: Mapping[str, str] = {"fp32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 """What a carrier's matmul operands are rounded to when the subject declares nothing."""
@@ -63,14 +72,116 @@ def subject_from_module(module: ModuleType | Any, name: str, origin: str = "") -
     return Subject(
         name=name,
         origin=origin or name,
-        chunk_gated_delta_rule=getattr(module, "chunk_gated_delta_rule", None),
-        qdq_state=getattr(module, "qdq_state", None),
-        qdq_w=getattr(module, "qdq_w", None),
-        stages=getattr(module, "stages", None),
-        launch_rows=tuple(getattr(module, "LAUNCH_ROWS", ())),
-        force_launch_row=getattr(module, "force_launch_row", None),
+        chunk_gated_delta_rule=_function(module, "chunk_gated_delta_rule"),
+        qdq_state=_function(module, "qdq_state"),
+        qdq_w=_function(module, "qdq_w"),
+        stages=_function(module, "stages"),
+        launch_rows=tuple(map(str, getattr(module, "LAUNCH_ROWS", ()) or ())),
+        force_launch_row=_function(module, "force_launch_row"),
         capabilities=dict(getattr(module, "CAPABILITIES", {}) or {}),
-        arithmetic={**USUAL_ARITHMETIC, **(getattr(module, "ARITHMETIC", {}) or {})},
+        arithmetic={**USUAL_ARITHMETIC, **_arithmetic(getattr(module, "ARITHMETIC", {}) or {})},
         deterministic=bool(getattr(module, "DETERMINISTIC", True)),
         module=module if isinstance(module, ModuleType) else None,
     )
+
+
+def _function(module: ModuleType | Any, name: str) -> Callable[..., Any] | None:
+    found = getattr(module, name, None)
+    return found if callable(found) else None
+
+
+def _arithmetic(declared: Mapping[Any, Any]) -> dict[str, str]:
+    return {carrier_name(carrier): str(precision).lower() for carrier, precision in dict(declared).items()}
+
+
+GROUP = "gdn_qualify.subjects"
+
+OFFERS = ("chunk_gated_delta_rule", "qdq_state", "qdq_w", "stages", "launch_rows")
+"""What a subject may offer and a check may need."""
+
+
+def subject_name(spec: str) -> str:
+    """The name of a subject in ids: its entry point, its module's dotted path, or its file's stem."""
+    text = Path(spec).stem if _is_file(spec) else spec
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text) or "_"
+
+
+def resolve_subject(spec: str, known: Mapping[str, str]) -> str:
+    """Where workers load a subject from: a `.py` file's absolute path or a dotted module.
+
+    Nothing of the subject is imported here.
+
+    Args:
+        spec: a built-in name, an entry point's name, a `.py` file or a dotted module.
+        known: built-in names and their modules.
+
+    Raises:
+        UsageError: there is no such subject.
+    """
+    if _is_file(spec):
+        path = Path(spec).expanduser().absolute()
+        if not path.is_file():
+            raise UsageError(f"subject must be a file that exists, got {spec!r}; check the path")
+        return str(path)
+    if spec in known:
+        return known[spec]
+    for point in entry_points(group=GROUP):
+        if point.name == spec:
+            return point.value
+    try:
+        found = bool(spec) and importlib.util.find_spec(spec.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        names = ", ".join(sorted({*known, *(p.name for p in entry_points(group=GROUP))}))
+        raise UsageError(
+            f"subject must be a .py file, a module or one of {names}, got {spec!r}; check its name"
+        )
+    return spec
+
+
+def load_subject(name: str, origin: str) -> Subject:
+    """Imports a subject; one that cannot be imported offers nothing and says why.
+
+    Args:
+        name: how ids call it.
+        origin: what `resolve_subject` returned.
+    """
+    try:
+        module = _import_file(origin) if _is_file(origin) else importlib.import_module(origin)
+        return subject_from_module(module, name, origin)
+    except BaseException as error:  # noqa: BLE001 - a foreign module may raise anything, SystemExit included
+        return Subject(name=name, origin=origin, import_error=describe(error))
+
+
+def offers(subject: Subject) -> tuple[str, ...]:
+    """What a subject offers, of `OFFERS`."""
+    return tuple(name for name in OFFERS if getattr(subject, name))
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line: its type and the start of its message."""
+    try:
+        text = " ".join(str(error).split())
+    except BaseException:  # noqa: BLE001 - an exception's own __str__ may fail
+        text = "(its message could not be read)"
+    return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__
+
+
+def _is_file(spec: str) -> bool:
+    return spec.endswith(".py")
+
+
+def _import_file(path: str) -> ModuleType:
+    """A module out of a file, under a name of its own; its folder is importable from it."""
+    name = "gdn_qualify_subject_" + re.sub(r"\W", "_", path)
+    folder = str(Path(path).parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    found.loader.exec_module(module)
+    return module

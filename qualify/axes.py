@@ -1,0 +1,57 @@
+"""Types of the tables of axes and profiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from qualify.checks_table import Strength
+
+Kind = Literal["numerical", "shape", "layout", "machine"]
+
+SM_AXIS = "sm"
+REGIME_AXIS = "regime"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A dimension of the matrix.
+
+    Attributes:
+        name: as it appears in case ids.
+        levels: every level that any row may use.
+        kind: `numerical` axes are covered in triples where a row asks for triples; all others in pairs.
+        because: why the dimension can hide a fault.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+    kind: Kind
+    because: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A named part of the matrix.
+
+    Attributes:
+        name: what `--profile` takes.
+        sm: the SM that the profile qualifies; its cells are the ones that must run.
+        because: what a receipt of this profile is for.
+        elsewhere: how the cells of the other SMs are covered. They are planned and recorded as skipped.
+        other_sms: the other SMs whose cells are planned.
+        time_limit_s: a case that runs longer hangs.
+        import_limit_s: a subject that takes longer to import hangs.
+        workers: how many processes run cases on a machine without a GPU; with GPUs, one for each.
+        controls: whether the planted faults run.
+    """
+
+    name: str
+    sm: str
+    because: str
+    elsewhere: Strength = "each"
+    other_sms: tuple[str, ...] = ()
+    time_limit_s: float = 60.0
+    import_limit_s: float = 60.0
+    workers: int = 2
+    controls: bool = True

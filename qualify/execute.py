@@ -1,0 +1,338 @@
+"""Runs a plan: spawns pytest, watches the log, kills what hangs, and leaves every finished case in the log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from qualify.blank import blank
+from qualify.errors import UsageError
+from qualify.log import LOG_NAME, LogReader, LogWriter, read_log
+from qualify.plan import PLAN_NAME, Plan, PlannedCase, plan_from_json, plan_to_json
+from qualify.plugin import DEVICES_VARIABLE, SELECTED_NAME, SHARD_VARIABLE, STOPPED_FOLDER
+from qualify.records import CaseRecord, Verdict
+from qualify.requirements import Requirement, unmet
+
+OUTPUT_NAME = "output.txt"
+RECEIPT_NAME = "receipt.json"
+HANGS_ALLOWED = 1
+"""After one more than this the rest of the subject's cases is not run."""
+
+CRASHES_ALLOWED = 3
+POLL_S = 0.1
+GRACE_S = 5.0
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes."""
+
+    def case(self, record: CaseRecord) -> None:
+        """A case has a record."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a plan is run.
+
+    Attributes:
+        folder: where plan, log and output go.
+        workers: processes that run cases.
+        devices: GPUs that the run was given; empty on a CPU.
+        facts: what requirements look at.
+        requirements: the table of them.
+        selected: ids that the user chose.
+        shard: (index, count) of this part of the plan.
+        command: the command line, for the receipt.
+        harness: what the receipt says of the judge.
+    """
+
+    folder: Path
+    workers: int
+    devices: tuple[str, ...]
+    facts: Mapping[str, str]
+    requirements: tuple[Requirement, ...]
+    selected: frozenset[str]
+    shard: tuple[int, int] = (0, 1)
+    command: str = ""
+    harness: Mapping[str, Any] = field(default_factory=dict)
+
+
+def prepare_folder(folder: Path, plan: Plan, *, resume: bool = False) -> None:
+    """Makes a folder ready for a run: new, empty, or holding the same plan when resuming.
+
+    Raises:
+        UsageError: it holds something else, or cannot be written.
+    """
+    held = [name for name in (PLAN_NAME, LOG_NAME, RECEIPT_NAME) if (folder / name).exists()]
+    if held and not resume:
+        raise UsageError(
+            f"--out must not hold another run, got {folder} with {held[0]}; choose another or --resume"
+        )
+    if resume and read_plan(folder).digest != plan.digest:
+        raise UsageError(f"--resume needs the same plan, got another in {folder}; run it into a new folder")
+    try:
+        (folder / STOPPED_FOLDER).mkdir(parents=True, exist_ok=True)
+        (folder / PLAN_NAME).write_text(plan_to_json(plan))
+    except OSError as error:
+        raise UsageError(
+            f"--out must be a folder that can be written, got {folder} ({error.strerror})"
+        ) from error
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan of a run.
+
+    Raises:
+        UsageError: the folder holds none.
+    """
+    try:
+        return plan_from_json((folder / PLAN_NAME).read_text())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"a run's folder holds a readable {PLAN_NAME}, got {folder} ({error}); check the path"
+        ) from error
+
+
+def in_shard(plan: Plan, shard: tuple[int, int]) -> list[PlannedCase]:
+    """The planned cases that belong to a shard, dealt out one by one."""
+    index, count = shard
+    return [planned for i, planned in enumerate(plan.cases) if i % count == index]
+
+
+def execute(plan: Plan, run: Run, watcher: Watcher) -> bool:
+    """Runs what is left of a plan in a prepared folder.
+
+    Returns:
+        Whether it ran to its end: False after an interruption.
+
+    Raises:
+        OSError: the log cannot be written.
+    """
+    log = LogWriter(run.folder / LOG_NAME)
+    facts = {"facts": dict(run.facts), "harness": dict(run.harness), "shard": list(run.shard)}
+    log.write("run", plan=plan.digest, command=run.command, **facts)
+    done = read_log(run.folder / LOG_NAME).records
+    left = [p for p in in_shard(plan, run.shard) if p.case_id not in done]
+    todo = []
+    for planned in left:
+        record = _unreachable(planned, run)
+        if record is None:
+            todo.append(planned)
+        else:
+            log.finished(record)
+            watcher.case(record)
+    ended = _Session(plan, run, log, watcher, todo).run() if todo else True
+    log.write("ended", complete=ended)
+    log.close()
+    return ended
+
+
+def _unreachable(planned: PlannedCase, run: Run) -> CaseRecord | None:
+    """The record of a case that is decided before anything starts: a skip or an exclusion."""
+    case = planned.case
+    missing = unmet({**case.levels, "regime": case.regime}, run.facts, run.requirements)
+    if missing is not None:
+        seen = {"requirement": missing.requirement, "value_seen": missing.value_seen}
+        return blank(planned, Verdict.SKIPPED, missing.reason, **seen)
+    if planned.case_id not in run.selected:
+        return blank(planned, Verdict.EXCLUDED, "left out by --select", requirement="selection")
+    return None
+
+
+@dataclass
+class _Session:
+    """One pytest process with its workers, watched until it ends."""
+
+    plan: Plan
+    run_: Run
+    log: LogWriter
+    watcher: Watcher
+    todo: Sequence[PlannedCase]
+    hangs: Counter[str] = field(default_factory=Counter)
+    crashes: Counter[str] = field(default_factory=Counter)
+    running: dict[str, dict[str, Any]] = field(default_factory=dict)
+    recorded: set[str] = field(default_factory=set)
+
+    def run(self) -> bool:
+        """Runs to the end, an interruption or the death of pytest; returns whether it was not interrupted."""
+        folder = self.run_.folder
+        (folder / SELECTED_NAME).write_text("".join(f"{p.case_id}\n" for p in self.todo))
+        self.reader = LogReader(folder / LOG_NAME)
+        self.reader.poll()
+        with (folder / OUTPUT_NAME).open("ab") as output:
+            process = subprocess.Popen(
+                _command(folder, self.run_.workers),
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                env=_environment(self.run_),
+                start_new_session=True,
+            )
+        try:
+            while process.poll() is None:
+                self.step()
+                time.sleep(POLL_S)
+            self.step()
+            self.sweep(process.returncode)
+            return True
+        except KeyboardInterrupt:
+            return False
+        finally:
+            _end_group(process)
+            self.step()
+
+    def step(self) -> None:
+        """Takes in what the workers logged, and kills the worker of a case that runs too long."""
+        for event in self.reader.poll():
+            _HANDLERS.get(event["event"], lambda session, event: None)(self, event)
+        now = time.time()
+        for case_id, event in list(self.running.items()):
+            if now - event["time"] > event["limit_s"]:
+                self.hang(case_id, event)
+
+    def hang(self, case_id: str, event: Mapping[str, Any]) -> None:
+        """Kills a worker and records that its case hung."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(event["pid"], signal.SIGKILL)
+        importing = event.get("importing")
+        what = f"importing {importing}" if importing else "it"
+        self.record(case_id, Verdict.HANG, f"{what} did not end within {event['limit_s']:g} s", event)
+        subject = self.plan.by_id[case_id].case.subject
+        self.hangs[subject] += 1 + HANGS_ALLOWED * bool(importing)
+        if self.hangs[subject] > HANGS_ALLOWED:
+            self.stop(subject, f"not run: {self.hangs[subject]} cases of {subject} hung")
+
+    def crash(self, case_id: str, event: Mapping[str, Any]) -> None:
+        """Records that a worker died under a case, unless the case has a record."""
+        if case_id not in self.recorded and case_id in self.plan.by_id:
+            self.record(case_id, Verdict.CRASH, "the process ended while the case ran; see output.txt", event)
+
+    def finished(self, record: CaseRecord) -> None:
+        """Takes note of a record in the log."""
+        self.running.pop(record.case_id, None)
+        if record.case_id in self.recorded:
+            return
+        self.recorded.add(record.case_id)
+        self.watcher.case(record)
+        if record.verdict is Verdict.CRASH:
+            self.crashes[record.subject] += 1
+            if self.crashes[record.subject] > CRASHES_ALLOWED:
+                self.stop(
+                    record.subject,
+                    f"not run: {self.crashes[record.subject]} cases of {record.subject} crashed",
+                )
+
+    def record(self, case_id: str, verdict: Verdict, reason: str, event: Mapping[str, Any]) -> None:
+        """Logs a record that no worker could write."""
+        started = self.running.pop(case_id, event)
+        more = {"worker": started.get("worker", ""), "duration_s": round(time.time() - started["time"], 3)}
+        record = blank(self.plan.by_id[case_id], verdict, reason, **more)
+        self.log.finished(record)
+        self.finished(record)
+
+    def stop(self, subject: str, reason: str) -> None:
+        """Tells workers not to run the rest of a subject's cases."""
+        (self.run_.folder / STOPPED_FOLDER / subject).write_text(reason)
+
+    def sweep(self, returncode: int | None) -> None:
+        """After pytest's end: a case that was started and never finished crashed with its worker."""
+        for case_id, event in list(self.running.items()):
+            self.crash(case_id, event)
+
+
+def _on_started(session: _Session, event: Mapping[str, Any]) -> None:
+    if event["case_id"] not in session.recorded:
+        session.running[event["case_id"]] = dict(event)
+
+
+def _on_finished(session: _Session, event: Mapping[str, Any]) -> None:
+    record = session.reader.log.records.get(event["record"]["case_id"])
+    if record is not None:
+        session.finished(record)
+
+
+def _on_died(session: _Session, event: Mapping[str, Any]) -> None:
+    session.crash(event["case_id"], event)
+
+
+_HANDLERS: Mapping[str, Callable[[_Session, Mapping[str, Any]], None]] = {
+    "started": _on_started,
+    "finished": _on_finished,
+    "died": _on_died,
+}
+
+
+def _command(folder: Path, workers: int) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "xdist",
+        "-p",
+        "qualify.plugin",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:unraisableexception",
+        "-c",
+        os.devnull,
+        f"--rootdir={folder}",
+        "--capture=no",
+        "-q",
+        "--tb=no",
+        "--no-header",
+        f"-n{workers}",
+        "--max-worker-restart=1000",
+        str(folder / PLAN_NAME),
+    ]
+
+
+def _environment(run: Run) -> dict[str, str]:
+    """The environment of the workers: no pytest options from outside, the CPU shared out, Triton interpreted."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    paths = [p if p else os.getcwd() for p in sys.path]
+    kept |= {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys([os.getcwd(), *paths])),
+        SHARD_VARIABLE: str(run.shard[0]),
+        DEVICES_VARIABLE: ",".join(run.devices),
+    }
+    if not run.devices:
+        kept |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if "OMP_NUM_THREADS" not in os.environ:
+        kept["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // run.workers))
+    return kept
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends pytest and every process of its session, gently first."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+            return
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Within it, a request to terminate ends the run as Ctrl-C does: nothing finished is lost."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

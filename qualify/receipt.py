@@ -1,0 +1,270 @@
+"""The receipt: a pure function of a run's plan and log."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from qualify.blank import blank
+from qualify.canonical import canonical_bytes, digest
+from qualify.exclusions import OP, exclusions
+from qualify.execute import RECEIPT_NAME, in_shard, read_plan
+from qualify.log import LOG_NAME, Log, read_log
+from qualify.plan import Plan
+from qualify.records import CaseRecord, Comparison, Verdict, jsonable
+from qualify.tables import WrongAnswerRow
+from qualify.verdicts import Exclusion, Judgement, SubjectOffer, judge
+
+SCHEMA = "gdn-qualify/receipt"
+SCHEMA_VERSION = 1
+SCHEMA_FILE = Path(__file__).with_name("receipt.schema.json")
+
+NO_RESULT = "the log has no result for this case"
+STATISTIC_DIGITS = 6
+
+
+def assemble(folder: Path) -> dict[str, Any]:
+    """The receipt of a run, finished or not: whatever is planned and has no result is recorded as not run.
+
+    Args:
+        folder: the run's folder.
+
+    Raises:
+        UsageError: it holds no plan.
+    """
+    plan = read_plan(folder)
+    return receipt_of(plan, read_log(folder / LOG_NAME))
+
+
+def receipt_of(plan: Plan, log: Log) -> dict[str, Any]:
+    """The receipt of a plan and a log."""
+    run = log.runs[0] if log.runs else {"time": 0.0}
+    shard = tuple(run.get("shard", (0, 1)))
+    records = complete(plan, log, (shard[0], shard[1]))
+    document = plan.document
+    facts = _subject_facts(plan, log)
+    controls = frozenset(row["name"] for row in document["checks"] if row["control"])
+    op_checks = frozenset(row["name"] for row in document["checks"] if OP in row["needs"])
+    wrong = [WrongAnswerRow(**_tuples(row)) for row in document["wrong_answers"]]
+    excluded = exclusions(records, wrong, [s.name for s in plan.subjects], op_checks)
+    judgement = judge(
+        records,
+        planned=len(plan.cases),
+        subjects=[SubjectOffer(s["name"], tuple(s["offers"]), s["import_error"]) for s in facts],
+        exclusions=excluded,
+        uncovered=_uncovered(plan),
+        control_checks=controls,
+    )
+    body = {
+        "header": _header(plan, log, run, judgement, shard),
+        "subjects": facts,
+        "plan": _plan_part(plan),
+        "environments": list(log.environments.values()),
+        "cases": [compact(record) for record in records],
+        "controls": [_control(r) for r in records if r.check in controls],
+        "discrimination": [_discrimination(e) for e in excluded],
+        "skips": _skips(records),
+        "waivers": [],
+        "gates": [],
+        "comparison": None,
+        "compile_tier": [],
+        "manifest": {},
+    }
+    body = jsonable(body)
+    return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "id": digest(body), "body": body}
+
+
+def write_receipt(folder: Path, receipt: Mapping[str, Any]) -> Path:
+    """Writes `receipt.json` whole or not at all, and returns its path.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path = folder / RECEIPT_NAME
+    draft = path.with_suffix(".json.part")
+    draft.write_bytes(canonical_bytes(receipt) + b"\n")
+    return draft.replace(path)
+
+
+def complete(plan: Plan, log: Log, shard: tuple[int, int] = (0, 1)) -> list[CaseRecord]:
+    """A record for every planned case of a shard, in plan order; one without a result was not run."""
+    origins = {s.name: s.given for s in plan.subjects}
+    made = []
+    for planned in in_shard(plan, shard):
+        record = log.records.get(planned.case_id)
+        if record is None:
+            reason = log.stopped.get(planned.case.subject, NO_RESULT)
+            record = blank(planned, Verdict.NOT_RUN, reason)
+        command = f"qualify rerun '{planned.case_id}'"
+        given = origins.get(planned.case.subject, planned.case.subject)
+        if given != planned.case.subject:
+            command += f" --subject {given}"
+        made.append(replace(record, command=command, must_run=planned.case.must_run))
+    return made
+
+
+def compact(record: CaseRecord) -> dict[str, Any]:
+    """A record as JSON without the fields that are on their defaults."""
+    row = _without_defaults(record)
+    row["comparisons"] = [
+        {**_without_defaults(_rounded(c)), "passed": c.passed, "margin": c.margin} for c in record.comparisons
+    ]
+    return row
+
+
+def _without_defaults(record: CaseRecord | Comparison) -> dict[str, Any]:
+    row = {}
+    for f in fields(record):
+        value = getattr(record, f.name)
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        if default is MISSING or value != default:
+            row[f.name] = asdict(value) if f.name == "worst" and value is not None else value
+    row.pop("comparisons", None)
+    return row
+
+
+def _rounded(comparison: Comparison) -> Comparison:
+    """The same comparison with short figures where no verdict hangs on them."""
+    return replace(comparison, statistics={k: _short(v) for k, v in comparison.statistics.items()})
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{STATISTIC_DIGITS}g}") if math.isfinite(value) else value
+
+
+def _header(
+    plan: Plan, log: Log, run: Mapping[str, Any], judgement: Judgement, shard: Sequence[int]
+) -> dict[str, Any]:
+    end = max((e["time"] for e in log.ended), default=run["time"])
+    return {
+        "time": datetime.fromtimestamp(run["time"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "harness": run.get("harness", {"name": "gdn-qualify", "version": "unknown"}),
+        "command": run.get("command", ""),
+        "profile": plan.profile.name,
+        "verdict": judgement.overall,
+        "reasons": list(judgement.reasons),
+        "duration_s": round(end - run["time"], 3),
+        "shard": {"index": shard[0], "count": shard[1]} if shard[1] > 1 else None,
+        "shards": [],
+    }
+
+
+def _plan_part(plan: Plan) -> dict[str, Any]:
+    covers = [
+        {
+            "scope": f"{c.check} on {c.sm}",
+            "check": c.check,
+            "sm": c.sm,
+            "axes": list(c.proof.axes),
+            "strength": c.proof.strength,
+            "covered": c.proof.covered,
+            "possible": c.proof.possible,
+        }
+        for c in plan.covers
+    ]
+    return {
+        "profile": plan.profile.name,
+        "sm": plan.profile.sm,
+        "digest": plan.digest,
+        "cases": len(plan.cases),
+        "seed": plan.seed,
+        "axes": plan.axes,
+        "must_run": sum(p.case.must_run for p in plan.cases),
+        "covers": covers,
+        "checks": plan.document["checks"],
+        "constraints": plan.document["constraints"],
+        "requirements": plan.document["requirements"],
+        "wrong_answers": plan.document["wrong_answers"],
+    }
+
+
+def _subject_facts(plan: Plan, log: Log) -> list[dict[str, Any]]:
+    missing = {"offers": [], "import_error": "no worker got as far as importing it"}
+    return [
+        log.subjects.get(s.name, {"name": s.name, "origin": Path(s.given).name, **missing})
+        for s in plan.subjects
+    ]
+
+
+def _uncovered(plan: Plan) -> list[str]:
+    return [
+        f"the cells of {c.check} on {c.sm} cover {c.proof.covered} of {c.proof.possible} tuples of "
+        f"{c.proof.strength}, {c.proof.invalid} cells are invalid"
+        for c in plan.covers
+        if not c.proof.complete
+    ]
+
+
+def _control(record: CaseRecord) -> dict[str, Any]:
+    caught = record.verdict is Verdict.PASSED
+    found = [c for c in record.comparisons if c.kind == "control"]
+    return {
+        "name": record.levels.get("fault", record.check),
+        "dtype": record.levels.get("dtype", ""),
+        "fault": next((c.because for c in found), ""),
+        "caught": caught,
+        "caught_by": [
+            {"case_id": record.case_id, "tensor": c.derivation, "kind": c.kind} for c in found if c.passed
+        ],
+        "because": record.reason,
+    }
+
+
+def _discrimination(exclusion: Exclusion) -> dict[str, Any]:
+    return {
+        "wrong_answer": exclusion.wrong_answer,
+        "subject": exclusion.subject,
+        "dtype": exclusion.dtype,
+        "site": exclusion.site,
+        "format": exclusion.format,
+        "excluded": bool(exclusion.evidence),
+        "best": exclusion.evidence[0][3] if exclusion.evidence else 0.0,
+        "by": [
+            {"case_id": case_id, "tensor": tensor, "kind": kind, "value": value}
+            for case_id, tensor, kind, value in exclusion.evidence
+        ],
+        "because": "" if exclusion.evidence else "no comparison that passed tells it apart",
+    }
+
+
+def _skips(records: Sequence[CaseRecord]) -> list[dict[str, Any]]:
+    grouped: dict[tuple[str, str], list[CaseRecord]] = {}
+    for record in records:
+        if record.verdict in (Verdict.SKIPPED, Verdict.UNSUPPORTED, Verdict.EXCLUDED):
+            grouped.setdefault((record.requirement, record.value_seen), []).append(record)
+    return [
+        {
+            "requirement": requirement,
+            "value_seen": seen,
+            "reason": found[0].reason,
+            "cases": len(found),
+            "budget": None,
+        }
+        for (requirement, seen), found in grouped.items()
+    ]
+
+
+def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+
+
+def read_receipt_file(path: Path) -> dict[str, Any]:
+    """A receipt as JSON, for looking a case up; `qualify verify` is what checks one.
+
+    Raises:
+        UsageError: the file is no receipt.
+    """
+    from qualify.errors import UsageError
+
+    try:
+        receipt = json.loads(path.read_text())
+        if receipt["schema"] != SCHEMA or not isinstance(receipt["body"]["cases"], list):
+            raise ValueError("another schema")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} must be a receipt, got something else ({error}); check the path") from error
+    return receipt  # type: ignore[no-any-return]
