@@ -109,17 +109,18 @@ class Arithmetic:
     def _exponential(self, value: Tensor, exponent: Tensor) -> Tensor:
         return value
 
-    def _decay_gradients(self, upstream: Tensor, is_matrix: bool) -> tuple[Tensor, Tensor]:
-        """What flows to `later` and to `earlier`, from the gradient of the exponent."""
-        return upstream, -upstream
+    def _exponent_gradient(self, upstream: Tensor, is_matrix: bool) -> Tensor:
+        return upstream
+
+    def _reduced(self, upstream: Tensor, shape: torch.Size, sign: float) -> Tensor:
+        return _sum_to(upstream, shape) * sign
 
 
 class _Magnitudes(Arithmetic):
     """Exact values; the gradient of the gates is replaced by the sum of the magnitudes of its terms."""
 
-    def _decay_gradients(self, upstream: Tensor, is_matrix: bool) -> tuple[Tensor, Tensor]:
-        magnitude = upstream.abs()
-        return magnitude, magnitude
+    def _reduced(self, upstream: Tensor, shape: torch.Size, sign: float) -> Tensor:
+        return _sum_to(upstream.abs(), shape)
 
 
 EXACT = Arithmetic()
@@ -162,7 +163,8 @@ class Noisy(Arithmetic):
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}; choose a listed mode")
         self.operand, self.accumulate, self.mode, self.seed = operand, accumulate, mode, seed
         self.stored, self.gate = store, gates
-        self.solve = solve or ("fp32" if operand in ("ieee", "fp32") else "tf32")
+        self._full_operands = operand in ("ieee", "fp32")
+        self.solve = solve or ("fp32" if self._full_operands else "tf32")
         self._random = random.Random(seed)
 
     def matmul(self, a: Tensor, b: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
@@ -214,8 +216,14 @@ class Noisy(Arithmetic):
         y = a @ b
         if self.accumulate == "exact":
             return y
-        magnitudes = a.abs() @ b.abs()
-        return y.addcmul_(magnitudes, self._unit(y), value=UNIT_ROUNDOFF * a.shape[-1] ** 0.5)
+        unit = self._unit(y)
+        if self._full_operands:
+            magnitudes = a.abs() @ b.abs()
+        else:  # far below the noise of the operands: Cauchy and Schwarz's bound will do
+            magnitudes = torch.linalg.vector_norm(a, dim=-1, keepdim=True) * torch.linalg.vector_norm(
+                b, dim=-2, keepdim=True
+            )
+        return y.addcmul_(magnitudes, unit, value=UNIT_ROUNDOFF * a.shape[-1] ** 0.5)
 
     def _solve(self, strictly_lower: Tensor) -> Tensor:
         return _unit_lower_inverse(self._stored(strictly_lower, self.solve))
@@ -230,10 +238,16 @@ class Noisy(Arithmetic):
         relative = (exponent.abs() * UNIT_ROUNDOFF).add_(EXP_ERROR).mul_(self._unit(value))
         return torch.addcmul(value, value, relative.nan_to_num_(0.0))
 
-    def _decay_gradients(self, upstream: Tensor, is_matrix: bool) -> tuple[Tensor, Tensor]:
-        if is_matrix:  # one rounded value for both, or what must cancel between them would not
-            upstream = self._operand(upstream)
-        return upstream, -upstream
+    def _exponent_gradient(self, upstream: Tensor, is_matrix: bool) -> Tensor:
+        # Rounded once for the later and the earlier token, or what must cancel between them would not.
+        return self._operand(upstream) if is_matrix else upstream
+
+    def _reduced(self, upstream: Tensor, shape: torch.Size, sign: float) -> Tensor:
+        total = _sum_to(upstream, shape)
+        if self.accumulate == "exact" or shape == upstream.shape:
+            return total * sign
+        magnitudes = _sum_to(upstream.abs(), shape)
+        return torch.addcmul(total * sign, magnitudes, self._unit(magnitudes), value=UNIT_ROUNDOFF)
 
     def _bits(self, like: Tensor, drop: int) -> Tensor:
         return self._window(_bit_pool(like.device, drop), like)
@@ -351,10 +365,15 @@ class _Decay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor | None, None]:
         (value,) = ctx.saved_tensors
-        to_later, to_earlier = ctx.arithmetic._decay_gradients(grads[0] * value, ctx.is_matrix)
-        later_shape, earlier_shape = ctx.shapes
-        d_earlier = None if earlier_shape is None else _sum_to(to_earlier, earlier_shape)
-        return None, _sum_to(to_later, later_shape), d_earlier, None
+        later, earlier = ctx.shapes
+        upstream = ctx.arithmetic._exponent_gradient(grads[0] * value, ctx.is_matrix)
+        d_later = ctx.arithmetic._reduced(upstream, later, 1.0)
+        return (
+            None,
+            d_later,
+            None if earlier is None else ctx.arithmetic._reduced(upstream, earlier, -1.0),
+            None,
+        )
 
 
 class _Rounded(torch.autograd.Function):

@@ -25,6 +25,11 @@ class State(NamedTuple):
             return self.rounded
         return straight_through(self.rounded, self.raw.detach())
 
+    def first(self, count: int) -> State:
+        """The states of the first `count` sequences."""
+        rounded = self.rounded[:count]
+        return State(rounded if self.raw is self.rounded else self.raw[:count], rounded)
+
 
 class Passed(NamedTuple):
     """What the state pass leaves.
@@ -60,11 +65,7 @@ def passed_on(call: Call, name: int, plan: Plan, inner: Inside, start: State) ->
         running = part.u.shape[0]
         if running < state.raw.shape[0]:
             finals.append(_final(call, state, running))
-            state = (
-                State(*(x[:running] for x in state))
-                if state.raw is not state.rounded
-                else _twice(state.raw[:running])
-            )
+            state = state.first(running)
         entries.append(state)
         v_new, raw = step(call, state, part)
         state = State(raw, call.sites.state(raw, number + 1, (name, number)))
@@ -141,10 +142,6 @@ def _copied(state: Tensor, dtype: str | None) -> Tensor:
     if dtype is None:
         return state
     return straight_through(state, state.detach().to(torch.float16).to(state.dtype))
-
-
-def _twice(state: Tensor) -> State:
-    return State(state, state)
 
 
 def _final(call: Call, state: State, running: int) -> Tensor:
