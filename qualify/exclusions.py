@@ -56,7 +56,9 @@ def _required(row: WrongAnswerRow, places: Mapping[Place, None]) -> list[Place]:
     return [
         (dtype, site, fmt)
         for dtype, site, fmt in places
-        if (site in row.sites if row.sites else not site) and (not row.formats or fmt in row.formats)
+        if (site in row.sites if row.sites else not site)
+        and (not row.formats or fmt in row.formats)
+        and (not row.dtypes or dtype in row.dtypes)
     ]
 
 

@@ -142,6 +142,8 @@ def make_plan(
             judged = [CONTROLS_SUBJECT] if row.control else [s.name for s in subjects]
             for name in judged:
                 planned += _cases(row, options, profile, sm, found, name, seed)
+    if not planned:
+        raise UsageError(f"profile {profile.name} must have cases, got none; add rows to the table of checks")
     return Plan(
         profile, path, seed, tuple(subjects), tuple(planned), tuple(covers), _document(tables, rows, profile)
     )

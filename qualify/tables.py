@@ -24,6 +24,7 @@ class WrongAnswerRow:
         sites: it must be excluded for each of these sites that a profile executes; empty: whenever the op
             runs at all, whatever its sites.
         formats: only where one of these formats is executed; empty: any.
+        dtypes: only in these carriers, where it can differ from the contract at all; empty: any.
         because: what the fault is.
     """
 
@@ -31,6 +32,7 @@ class WrongAnswerRow:
     because: str
     sites: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,14 @@
+"""The table of checks: the rows that the modules of checks propose, in the order in which they run."""
+
+from __future__ import annotations
+
+import importlib
+
+from qualify.checks_table import CheckRow
+
+MODULES: tuple[str, ...] = ()
+"""Modules of `suites.checks` with a tuple `ROWS`; the cheapest and sharpest evidence first."""
+
+CHECKS: tuple[CheckRow, ...] = tuple(
+    row for name in MODULES for row in importlib.import_module(f"suites.checks.{name}").ROWS
+)
