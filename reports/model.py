@@ -110,6 +110,7 @@ class CheckFacts:
     because: str = ""
     needs: tuple[str, ...] = ()
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    regimes: tuple[str, ...] = ()
     strength: Any = None
     control: bool = False
 
@@ -127,6 +128,16 @@ class RequirementFacts:
 
 
 @dataclass(frozen=True)
+class WrongAnswerFacts:
+    """A named wrong answer that had to be ruled out, at which sites and formats (empty: whatever ran)."""
+
+    name: str
+    because: str = ""
+    sites: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """What was to be run."""
 
@@ -137,7 +148,8 @@ class Plan:
     constraints: tuple[ConstraintFacts, ...] = ()
     covers: tuple[Cover, ...] = ()
     must_run: int = 0
-    wrong_answers: tuple[str, ...] = ()
+    wrong_answers: tuple[WrongAnswerFacts, ...] = ()
+    seed: int = 0
     sm: str = ""
     checks: tuple[CheckFacts, ...] = ()
     requirements: tuple[RequirementFacts, ...] = ()

@@ -7,13 +7,18 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from qualify.canonical import digest
-from qualify.records import CaseRecord, Comparison, Verdict, Worst
-from reports.model import seal
+from qualify.canonical import canonical_bytes, digest
+from qualify.cover import prove
+from qualify.records import CaseRecord, Comparison, Verdict, Worst, jsonable
+from qualify.verdicts import Exclusion, of_comparisons
+from reports.model import Body, seal
+from reports.reading import reader
+from reports.rederive import excluded, restated
+from reports.verify import plan_digest
 
 AXES: Mapping[str, tuple[str, ...]] = {
     "sm": ("sm80", "sm90", "sm100"),
@@ -86,11 +91,6 @@ def exact_comparison(tensor: str, rng: random.Random) -> Comparison:
     )  # fmt: skip
 
 
-@cache
-def _requirement(sm: str) -> str:
-    return f"sm >= {sm[2:-1]}.{sm[-1]}"
-
-
 def case(
     check: str, levels: Mapping[str, str], regime: str, rng: random.Random, metrics: Sequence[str]
 ) -> CaseRecord:
@@ -104,9 +104,12 @@ def case(
     }  # fmt: skip
     if levels["sm"] == "sm100":
         return CaseRecord(
-            **common, verdict=Verdict.SKIPPED, reason="needs a GPU of SM 10.0 or newer", requirement="sm >= 10.0",
-            value_seen="9.0",
-        )  # fmt: skip
+            **common,
+            verdict=Verdict.SKIPPED,
+            reason="needs sm_number of at least 100, got 90: the cell is one of SM 10",
+            requirement="sm 10",
+            value_seen="90",
+        )
     length = int(levels["length"][1:])
     if check.startswith("qdq"):
         comparisons = tuple(exact_comparison(name, rng) for name in ("value", "code"))
@@ -164,8 +167,8 @@ def environment(worker: str = "gw0", shard: int = 0, driver: str = "570.124.06")
         "worker": worker,
         "shard": shard,
         "gpu": {
-            "name": "NVIDIA H200", "uuid": "GPU-5a7c0e1f", "sm": "9.0", "memory": "143771 MiB", "driver": driver,
-            "ecc": "on", "mig": "off", "clocks": "1980 MHz / 3201 MHz",
+            "name": "NVIDIA H200", "uuid": "GPU-5a7c0e1f", "sm": "9.0", "memory": "143771 MiB",
+            "driver": driver, "ecc": "on", "mig": "off", "clocks": "1980 MHz / 3201 MHz",
         },
         "software": {
             "python": {"version": "3.12.11", "reason": ""},
@@ -181,77 +184,165 @@ def environment(worker: str = "gw0", shard: int = 0, driver: str = "570.124.06")
     }  # fmt: skip
 
 
+REQUIREMENT = {
+    "name": "sm 10",
+    "when": {"sm": ["sm100"]},
+    "fact": "sm_number",
+    "test": "at_least",
+    "value": "100",
+    "because": "the cell is one of SM 10",
+}
+CONTROLS = (
+    "state rounding left out",
+    "W rounded along the wrong axis",
+    "tile of 64 instead of 32",
+    "ties rounded away",
+    "scale with a reciprocal",
+    "dg of the last token dropped",
+)
+CONTROL_CHECK = "control.faults"
+
+
+def check_rows(rows: Sequence[CaseRecord]) -> list[dict[str, Any]]:
+    """The checks that the cases belong to, with the levels that they stand on."""
+    made = []
+    for name in dict.fromkeys(r.check for r in rows):
+        own = [r for r in rows if r.check == name]
+        axes = {a: sorted({r.levels[a] for r in own}) for a in own[0].levels if a != "sm"}
+        made.append(
+            {
+                "name": name,
+                "run": f"suites.checks:{name}",
+                "because": f"what {name} shows",
+                "needs": [] if name.startswith(("qdq", "control")) else ["chunk_gated_delta_rule"],
+                "axes": axes,
+                "regimes": sorted({r.regime for r in own}),
+                "strength": "each",
+                "control": name == CONTROL_CHECK,
+            }
+        )
+    return made
+
+
+def cover_rows(rows: Sequence[CaseRecord], checks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The proof, for each check on each SM, that it meets the levels that it meets there."""
+    made = []
+    for check in checks:
+        space = {**{a: tuple(v) for a, v in check["axes"].items()}, "regime": tuple(check["regimes"])}
+        for sm in dict.fromkeys(r.levels["sm"] for r in rows if r.check == check["name"]):
+            cells = [
+                {**{a: v for a, v in r.levels.items() if a != "sm"}, "regime": r.regime}
+                for r in rows
+                if r.check == check["name"] and r.levels["sm"] == sm
+            ]
+            covered = [a for a in space if {c[a] for c in cells} == set(space[a])]
+            proof = prove(space, [], cells, 1, covered)
+            made.append(
+                {
+                    "scope": f"{check['name']} on {sm}",
+                    "check": check["name"],
+                    "sm": sm,
+                    "axes": covered,
+                    "strength": 1,
+                    "covered": proof.covered,
+                    "possible": proof.possible,
+                }
+            )
+    return made
+
+
 def plan_of(rows: Sequence[CaseRecord], profile: str = "h100") -> dict[str, Any]:
     """The plan that these cases fulfil."""
-    axes = {axis: list(levels) for axis, levels in AXES.items()}
-    must_run = sorted(r.case_id for r in rows if r.must_run)
-    identity = {
-        "profile": profile,
-        "axes": axes,
-        "cases": sorted(r.case_id for r in rows),
-        "must_run": must_run,
-    }
+    axes: dict[str, list[str]] = {}
+    for row in rows:
+        for axis, level in {**row.levels, "regime": row.regime}.items():
+            known = axes.setdefault(axis, [])
+            if level not in known:
+                known.append(level)
+    checks = check_rows(rows)
     return {
         "profile": profile,
-        "digest": digest(identity),
+        "sm": "sm90",
+        "digest": plan_digest(profile, axes, rows),
         "cases": len(rows),
+        "seed": 0,
         "axes": axes,
         "constraints": [
             {
-                "name": "sites off has no tile",
-                "because": "block_v changes nothing without the state site",
-                "removed": 288,
+                "name": "sites:off,block_v:16",
+                "check": "another.check",
+                "forbid": {"sites": ["off"], "block_v": ["16"]},
+                "because": "the tile changes nothing without the state site",
             }
         ],
-        "covers": [],
-        "must_run": len(must_run),
-        "wrong_answers": list(WRONG_ANSWERS),
+        "covers": cover_rows(rows, checks),
+        "checks": checks,
+        "requirements": [REQUIREMENT],
+        "must_run": sum(r.must_run for r in rows),
+        "wrong_answers": [
+            {"name": name, "because": f"{name} is a fault", "sites": [], "formats": []}
+            for name in WRONG_ANSWERS
+        ],
     }
 
 
-def discrimination_of(rows: Sequence[CaseRecord]) -> list[dict[str, Any]]:
-    """For every named wrong answer the best evidence against it."""
-    table = []
-    for name in WRONG_ANSWERS:
-        evidence = [
-            (c.discrimination.get(name, 0.0), r, c) for r in rows for c in r.comparisons if name in c.excluded
-        ]
-        evidence.sort(key=lambda e: -e[0])
-        table.append({
-            "wrong_answer": name, "excluded": bool(evidence), "best": evidence[0][0] if evidence else 0.0,
-            "by": [
-                {"case_id": r.case_id, "tensor": c.tensor, "kind": c.kind, "value": value}
-                for value, r, c in evidence[:3]
-            ],
-            "because": "" if evidence else "no executed comparison separates it",
-        })  # fmt: skip
-    return table
+def control(fault: str, caught: bool) -> CaseRecord:
+    """A planted fault that was caught, or missed."""
+    levels = {"sm": "sm90", "dtype": "bf16", "fault": fault.replace(" ", "_")}
+    cell = ",".join(f"{axis}:{level}" for axis, level in levels.items())
+    comparison = Comparison(
+        tensor=levels["fault"],
+        kind="control",
+        metric="missed",
+        error=0.0 if caught else 1.0,
+        budget=0.0,
+        derivation="op.whole: dk projection 0.97" if caught else "every comparison held",
+        because=fault,
+    )
+    verdict, reason = of_comparisons([comparison])
+    return CaseRecord(
+        case_id=f"controls/{CONTROL_CHECK}[{cell}]ordinary#0",
+        check=CONTROL_CHECK,
+        subject="controls",
+        levels=levels,
+        regime="ordinary",
+        seed=0,
+        verdict=verdict,
+        reason=reason,
+        comparisons=(comparison,),
+        must_run=True,
+        worker="gw0",
+    )
 
 
-CONTROLS = (
-    ("state rounding left out", "op.whole"), ("W rounded along the wrong axis", "op.whole"),
-    ("tile of 64 instead of 32", "op.whole"), ("ties rounded away", "qdq.state_bits"),
-    ("scale with a reciprocal", "qdq.w_bits"), ("dg of the last token dropped", "op.whole"),
-)  # fmt: skip
+def control_row(record: CaseRecord) -> dict[str, Any]:
+    """The row of a control in the receipt."""
+    (comparison,) = record.comparisons
+    return {
+        "name": record.levels["fault"],
+        "fault": comparison.because,
+        "dtype": record.levels["dtype"],
+        "caught": comparison.passed,
+        "caught_by": [{"case_id": record.case_id, "tensor": comparison.derivation, "kind": comparison.kind}]
+        if comparison.passed
+        else [],
+        "because": record.reason,
+    }
 
 
-def controls_of(rows: Sequence[CaseRecord], missed: int = 0) -> list[dict[str, Any]]:
-    """Planted faults, all caught but the last `missed`."""
-    table = []
-    for i, (fault, check) in enumerate(CONTROLS):
-        caught = i < len(CONTROLS) - missed
-        by = [r for r in rows if r.check == check and r.comparisons][:2]
-        table.append({
-            "name": fault.replace(" ", "_"), "fault": fault, "caught": caught,
-            "caught_by": [
-                {"case_id": r.case_id, "tensor": r.comparisons[0].tensor, "kind": r.comparisons[0].kind, "value": 4.2}
-                for r in by
-            ]
-            if caught
-            else [],
-            "because": "" if caught else "every comparison held",
-        })  # fmt: skip
-    return table
+def wrong_answer_row(found: Exclusion) -> dict[str, Any]:
+    """The row of a wrong answer in the receipt."""
+    return {
+        "wrong_answer": found.wrong_answer,
+        "subject": found.subject,
+        "dtype": found.dtype,
+        "site": found.site,
+        "format": found.format,
+        "excluded": bool(found.evidence),
+        "best": found.evidence[0][3] if found.evidence else 0.0,
+        "by": [dict(zip(("case_id", "tensor", "kind", "value"), e, strict=True)) for e in found.evidence],
+        "because": "" if found.evidence else "no comparison that passed tells it apart",
+    }
 
 
 def body(
@@ -260,37 +351,49 @@ def body(
     seed: int = 0,
     failures: int = 0,
     missed: int = 0,
-    verdict: str | None = None,
     metrics: Sequence[str] = METRICS[:1],
     time: str = "2026-11-30T07:00:00Z",
 ) -> dict[str, Any]:
-    """The body of a receipt whose parts agree with one another."""
+    """The body of a receipt whose parts agree with one another.
+
+    Args:
+        count: cases of the subject.
+        failures: how many of them fail.
+        missed: how many planted faults are not caught.
+        metrics: in which each of the eight tensors is judged.
+    """
     rows = records(count, seed=seed, failures=failures, metrics=metrics)
-    overall = verdict or ("NOT_QUALIFIED" if failures or missed else "QUALIFIED")
+    controls = [control(fault, i < len(CONTROLS) - missed) for i, fault in enumerate(CONTROLS)]
+    return body_of([*rows, *controls], time=time)
+
+
+def body_of(rows: Sequence[CaseRecord], *, time: str = "2026-11-30T07:00:00Z") -> dict[str, Any]:
+    """The body of a receipt of these cases."""
     skipped = Counter((r.requirement, r.value_seen, r.reason) for r in rows if r.verdict is Verdict.SKIPPED)
-    return {
+    made: dict[str, Any] = {
         "header": {
             "time": time,
             "harness": {
-                "name": "gdn-qualify", "version": "0.1.0", "commit": "6ec01335", "dirty": False,
+                "name": "gdn-qualify",
+                "version": "0.1.0",
+                "commit": "6ec013359a",
+                "dirty": False,
                 "digest": digest("harness"),
             },
             "command": "qualify run --profile h100 --subject kernels --out out",
-            "profile": "h100", "verdict": overall, "reasons": [], "duration_s": 312.4, "shard": None, "shards": [],
+            "profile": "h100",
+            "verdict": "INCOMPLETE",
+            "reasons": [],
+            "duration_s": 312.4,
+            "shard": None,
+            "shards": [],
         },
-        "subjects": [{
-            "name": "kernels", "origin": "suites.subjects.kernels", "package": "gdn-qualify", "version": "0.1.0",
-            "commit": "6ec0133", "dirty": False, "diff_digest": "",
-            "files": {"kernels/qdq/__init__.py": digest("a"), "kernels/gdn/__init__.py": digest("b")},
-            "backend": "triton", "offers": ["chunk_gated_delta_rule", "qdq_state", "qdq_w", "stages"],
-            "capabilities": {"min_sm": "8.0"}, "arithmetic": {"bf16": "bf16", "fp16": "fp16", "fp32": "tf32"},
-            "deterministic": True, "import_error": "",
-        }],
+        "subjects": [SUBJECT],
         "plan": plan_of(rows),
         "environments": [environment()],
         "cases": [r.to_json() for r in rows],
-        "controls": controls_of(rows, missed),
-        "discrimination": discrimination_of(rows),
+        "controls": [control_row(r) for r in rows if r.check == CONTROL_CHECK],
+        "discrimination": [],
         "skips": [
             {"requirement": a, "value_seen": b, "reason": c, "cases": n, "budget": None}
             for (a, b, c), n in skipped.items()
@@ -300,16 +403,51 @@ def body(
         "comparison": None,
         "compile_tier": [
             {
-                "kernel": kernel, "sm": sm, "variant": "block_v=64", "registers": 96 + 8 * i, "spills": 0,
-                "shared_bytes": 16384 * (1 + i), "conversion": conversion, "passed": True, "because": "",
+                "kernel": kernel,
+                "sm": sm,
+                "variant": "block_v=64",
+                "registers": 96 + 8 * i,
+                "spills": 0,
+                "shared_bytes": 16384 * (1 + i),
+                "conversion": conversion,
+                "passed": True,
+                "because": "",
             }
             for i, kernel in enumerate(("qdq_state", "qdq_w", "gdn_chunk_forward"))
-            for sm, conversion in (("8.0", "portable"), ("8.9", "portable"), ("9.0", "cvt.rn.satfinite.e4m3x2.f32"))
+            for sm, conversion in CONVERSIONS
         ],
         "manifest": {},
-    }  # fmt: skip
+    }
+    typed = reader(Body)(made, "synthetic")
+    made["discrimination"] = jsonable([wrong_answer_row(e) for e in excluded(typed, typed.cases)])
+    return restated(made, reader(Body)(made, "synthetic"))
+
+
+CONVERSIONS = (("8.0", "portable"), ("8.9", "portable"), ("9.0", "cvt.rn.satfinite.e4m3x2.f32"))
+SUBJECT = {
+    "name": "kernels",
+    "origin": "suites.subjects.kernels",
+    "package": "gdn-qualify",
+    "version": "0.1.0",
+    "commit": "6ec013359a3a4a1f8a7c5e2b1d0f9e8d7c6b5a49",
+    "dirty": False,
+    "diff_digest": "",
+    "files": {"kernels/qdq/__init__.py": digest("a"), "kernels/gdn/__init__.py": digest("b")},
+    "backend": "triton",
+    "offers": ["chunk_gated_delta_rule", "qdq_state", "qdq_w", "stages"],
+    "capabilities": {"min_sm": "8.0"},
+    "arithmetic": {"bf16": "bf16", "fp16": "fp16", "fp32": "tf32"},
+    "deterministic": True,
+    "import_error": "",
+}
 
 
 def receipt(count: int = 120, **options: Any) -> dict[str, Any]:
     """A sealed receipt around `body`."""
     return seal(body(count, **options))
+
+
+def write(path: Path, value: Mapping[str, Any]) -> Path:
+    """Writes a receipt as the project does: canonical JSON and a newline."""
+    path.write_bytes(canonical_bytes(value) + b"\n")
+    return path

@@ -1,0 +1,68 @@
+"""The verdict derived again from what a receipt holds, by the same code that derives it for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qualify.exclusions import OP, exclusions
+from qualify.records import CaseRecord, Overall
+from qualify.tables import WrongAnswerRow
+from qualify.verdicts import Exclusion, Judgement, SubjectOffer, judge
+from reports.model import Body, Gate, Plan, WaiverFacts
+
+GOOD_WAIVER = "used"
+
+
+def control_checks(plan: Plan) -> frozenset[str]:
+    """The checks whose cases judge the judge."""
+    return frozenset(check.name for check in plan.checks if check.control)
+
+
+def excluded(body: Body, records: Sequence[CaseRecord]) -> list[Exclusion]:
+    """Every wrong answer that had to be ruled out, with the evidence that the cases hold."""
+    rows = [WrongAnswerRow(w.name, w.because, w.sites, w.formats) for w in body.plan.wrong_answers]
+    op_checks = frozenset(check.name for check in body.plan.checks if OP in check.needs)
+    return exclusions(records, rows, [s.name for s in body.subjects], op_checks)
+
+
+def judgement(body: Body) -> Judgement:
+    """The verdict that follows from the cases, the cover, the waivers and the gates of a receipt."""
+    uncovered = [
+        f"the cells of {c.scope} cover {c.covered} of {c.possible} tuples of {c.strength}"
+        for c in body.plan.covers
+        if c.covered != c.possible
+    ]
+    base = judge(
+        body.cases,
+        planned=body.plan.cases,
+        subjects=[SubjectOffer(s.name, s.offers, s.import_error) for s in body.subjects],
+        exclusions=excluded(body, body.cases),
+        uncovered=uncovered,
+        control_checks=control_checks(body.plan),
+    )
+    red = [*_red_waivers(body.waivers), *_red_gates(body.gates)]
+    if not red:
+        return base
+    held = base.reasons if base.overall is Overall.NOT_QUALIFIED else ()
+    return Judgement(Overall.NOT_QUALIFIED, (*held, *red))
+
+
+def _red_waivers(waivers: Sequence[WaiverFacts]) -> list[str]:
+    return [f"waiver {w.pattern} of {w.owner} is {w.state}" for w in waivers if w.state != GOOD_WAIVER]
+
+
+def _red_gates(gates: Sequence[Gate]) -> list[str]:
+    return [f"gate {g.rule}: {g.value}, allowed {g.limit}" for g in gates if not g.passed]
+
+
+def restated(raw: Mapping[str, Any], body: Body) -> dict[str, Any]:
+    """A raw body whose header states the verdict that follows from its parts.
+
+    Args:
+        raw: the body as JSON values.
+        body: the same body, read.
+    """
+    found = judgement(body)
+    header = {**raw["header"], "verdict": str(found.overall), "reasons": list(found.reasons)}
+    return {**raw, "header": header}

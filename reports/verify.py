@@ -1,0 +1,341 @@
+"""A receipt verified offline: nothing in the file is trusted but what follows from the rest of it.
+
+Every step says what it found. The verdict is derived again from the cases by the code that derives it for a
+run; the cover is counted again; every digest, the schema and the signature are checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+from qualify.canonical import canonical_bytes, digest, digest_bytes
+from qualify.records import EXECUTED, CaseRecord, Verdict, jsonable, number
+from qualify.verdicts import of_comparisons
+from qualify.waivers import glob
+from reports import cover, rederive, schema, signing
+from reports.model import Body, Receipt, check_envelope, from_json
+from reports.reading import ReceiptError, parse_json, read_bytes, short, without_collector
+
+WITHOUT_COMPARISON = frozenset({Verdict.ERROR, Verdict.CRASH, Verdict.HANG})
+MAX_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One step of the verification and what it found."""
+
+    step: str
+    passed: bool
+    found: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All findings; a receipt is verified when every step passed."""
+
+    receipt: Receipt | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every step passed."""
+        return bool(self.findings) and all(f.passed for f in self.findings)
+
+
+def verify(
+    path: Path, envelope: Path | None = None, keys: Sequence[Path] = (), wheels: Sequence[Path] = ()
+) -> Verification:
+    """Verifies a receipt and, when an envelope is given, its signature.
+
+    Args:
+        path: `receipt.json`.
+        envelope: the DSSE envelope beside it.
+        keys: public keys that are trusted.
+        wheels: what is about to be released; each must be what was signed for.
+    """
+    with without_collector():
+        receipt, findings = _opened(path)
+        if receipt is None:
+            return Verification(None, tuple(findings))
+        for step, check in STEPS:
+            findings.append(_finding(step, check, receipt))
+        findings.append(_finding("files of the manifest", lambda r: _manifest(r, path.parent), receipt))
+        if envelope is not None:
+            findings.append(_signature(receipt, envelope, keys, wheels))
+    return Verification(receipt, tuple(findings))
+
+
+def _opened(path: Path) -> tuple[Receipt | None, list[Finding]]:
+    """The receipt read from its bytes, as far as that goes."""
+    try:
+        data = read_bytes(path)
+        value = parse_json(data, path.name)
+        check_envelope(value, path.name)
+        receipt = from_json(value, path.name, digest_bytes(data))
+    except ReceiptError as error:
+        return None, [Finding("the file is a receipt whose id is the digest of its body", False, str(error))]
+    found = [Finding("the file is a receipt whose id is the digest of its body", True, receipt.id)]
+    canonical = canonical_bytes(value) + b"\n" == data
+    return receipt, [
+        *found,
+        Finding(
+            "the file is canonical JSON",
+            canonical,
+            "byte for byte" if canonical else "another text with the same content",
+        ),
+    ]
+
+
+def _finding(step: str, check: Callable[[Receipt], Iterator[str]], receipt: Receipt) -> Finding:
+    wrong = []
+    try:
+        for problem in check(receipt):
+            wrong.append(problem)
+            if len(wrong) > MAX_NAMED:
+                break
+    except (ReceiptError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+        wrong.append(short(error, 300))
+    more = " and more" if len(wrong) > MAX_NAMED else ""
+    return Finding(step, not wrong, "; ".join(wrong[:MAX_NAMED]) + more if wrong else "holds")
+
+
+def _schema(receipt: Receipt) -> Iterator[str]:
+    schema.published()(
+        {"schema": "gdn-qualify/receipt", "schema_version": 1, "id": receipt.id, "body": receipt.raw},
+        "receipt",
+    )
+    yield from ()
+
+
+def _cases(receipt: Receipt) -> Iterator[str]:
+    """Each case has its own id, agrees with itself, and its recorded margins follow from its errors."""
+    seen: set[str] = set()
+    for case, raw in zip(receipt.body.cases, receipt.raw["cases"], strict=True):
+        if case.case_id in seen:
+            yield f"{case.case_id} occurs twice"
+        seen.add(case.case_id)
+        yield from _case(case, raw)
+
+
+def _case(case: CaseRecord, raw: Mapping[str, Any]) -> Iterator[str]:
+    cell = ",".join(f"{axis}:{level}" for axis, level in sorted(case.levels.items()))
+    head, _, rest = case.case_id.partition("[")
+    named, _, tail = rest.rpartition("]")
+    if (head, ",".join(sorted(named.split(","))), tail) != (
+        f"{case.subject}/{case.check}",
+        cell,
+        f"{case.regime}#{case.seed}",
+    ):
+        yield f"{case.case_id} does not name its subject, check, levels, regime and seed"
+    expected = of_comparisons(case.comparisons)[0]
+    if case.verdict in EXECUTED - WITHOUT_COMPARISON - {Verdict.WAIVED} and case.verdict is not expected:
+        yield f"{case.case_id} is {case.verdict}, its comparisons say {expected}"
+    if case.verdict is Verdict.STALE_WAIVER and expected is not Verdict.PASSED:
+        yield f"{case.case_id} is {case.verdict}, its comparisons say {expected}"
+    if case.verdict not in EXECUTED and case.verdict is not Verdict.STALE_WAIVER and case.comparisons:
+        yield f"{case.case_id} is {case.verdict} and yet compared something"
+    for comparison, row in zip(case.comparisons, raw.get("comparisons", ()), strict=True):
+        margin = jsonable(comparison.margin)
+        if row.get("passed", comparison.passed) is not comparison.passed:
+            yield f"{case.case_id}: {comparison.tensor} is recorded as {row.get('passed')}"
+        if "margin" in row and not _close(number(row["margin"]), number(margin)):
+            yield f"{case.case_id}: {comparison.tensor} has margin {margin}, recorded {row['margin']}"
+
+
+def _close(a: float, b: float) -> bool:
+    return a == b or abs(a - b) <= 1e-12 * max(abs(a), abs(b)) or (a != a and b != b)
+
+
+def _plan(receipt: Receipt) -> Iterator[str]:
+    """Nothing planned is missing: the plan's digest is that of the cases."""
+    plan, cases = receipt.body.plan, receipt.body.cases
+    header = receipt.body.header
+    if header.profile != plan.profile:
+        yield f"the header says profile {header.profile!r}, the plan {plan.profile!r}"
+    if header.shard is not None:
+        yield f"this is shard {header.shard.index} of {header.shard.count}; merge them and verify the whole"
+        return
+    must_run = sorted(c.case_id for c in cases if c.must_run)
+    if (len(cases), len(must_run)) != (plan.cases, plan.must_run):
+        yield (
+            f"{plan.cases} cases with {plan.must_run} that must run were planned, "
+            f"{len(cases)} with {len(must_run)} are recorded"
+        )
+    if plan_digest(plan.profile, plan.axes, cases) != plan.digest:
+        yield "the cases are not those of the plan's digest"
+
+
+def plan_digest(profile: str, axes: Mapping[str, Sequence[str]], cases: Sequence[CaseRecord]) -> str:
+    """The digest of a plan, from its cases."""
+    return digest(
+        {
+            "profile": profile,
+            "axes": {axis: list(levels) for axis, levels in axes.items()},
+            "cases": sorted(c.case_id for c in cases),
+            "must_run": sorted(c.case_id for c in cases if c.must_run),
+        }
+    )
+
+
+def _cover(receipt: Receipt) -> Iterator[str]:
+    for proof, wrong in cover.recounted(receipt.body.plan, receipt.body.cases):
+        if wrong:
+            yield f"{proof.scope}: {wrong}"
+    yield from (
+        f"{check} has cases and no proof of cover"
+        for check in cover.uncounted(receipt.body.plan, receipt.body.cases)
+    )
+
+
+def _parts(receipt: Receipt) -> Iterator[str]:
+    """Controls, wrong answers and skips say what the cases say."""
+    body = receipt.body
+    controls = rederive.control_checks(body.plan)
+    ran = {c.case_id: c for c in body.cases if c.check in controls}
+    caught = Counter((c.levels.get("fault", c.check), c.verdict is Verdict.PASSED) for c in ran.values())
+    if controls and Counter((c.name, c.caught) for c in body.controls) != caught:
+        yield "the controls are not those of the cases"
+    required = rederive.excluded(body, body.cases)
+    if len(required) != len(body.discrimination):
+        yield f"{len(required)} wrong answers had to be ruled out, {len(body.discrimination)} are recorded"
+    for found, row in zip(required, body.discrimination, strict=False):
+        place = (
+            found.subject,
+            found.wrong_answer,
+            found.dtype,
+            found.site,
+            found.format,
+            bool(found.evidence),
+        )
+        if place != (row.subject, row.wrong_answer, row.dtype, row.site, row.format, row.excluded):
+            yield f"{row.wrong_answer} at {row.dtype} {row.site} {row.format}: the cases say otherwise"
+        if [(e.case_id, e.tensor, e.kind) for e in row.by] != [tuple(e[:3]) for e in found.evidence]:
+            yield f"{row.wrong_answer} at {row.dtype} {row.site} {row.format}: the evidence is another"
+    idle = (Verdict.SKIPPED, Verdict.UNSUPPORTED, Verdict.EXCLUDED)
+    counted = Counter((c.requirement, c.value_seen) for c in body.cases if c.verdict in idle)
+    if Counter({(s.requirement, s.value_seen): s.cases for s in body.skips}) != counted:
+        yield "the skips are not those of the cases"
+
+
+def _skips(receipt: Receipt) -> Iterator[str]:
+    """A skip holds in the recorded environment: its rule is in the plan, its value is what was seen there."""
+    known = {row.name: row for row in receipt.body.plan.requirements}
+    machines = {e.gpu.get("sm", "") for e in receipt.body.environments}
+    seen = {"sm_number": {str(_sm_number(sm)) for sm in machines}}
+    for case in receipt.body.cases:
+        if case.verdict is not Verdict.SKIPPED:
+            continue
+        row = known.get(case.requirement)
+        if row is None:
+            if known:
+                yield f"{case.case_id}: no requirement {case.requirement!r} is planned"
+            continue
+        levels = {**case.levels, "regime": case.regime}
+        if not all(levels.get(axis) in wanted for axis, wanted in row.when.items()):
+            yield f"{case.case_id}: {case.requirement} does not touch its levels"
+        if case.value_seen not in seen.get(row.fact, {case.value_seen}):
+            yield f"{case.case_id}: no recorded environment has {row.fact} {case.value_seen}"
+        if _meets(row.test, str(row.value), case.value_seen):
+            yield f"{case.case_id}: {case.value_seen} meets {case.requirement}, and yet it was skipped"
+
+
+def _sm_number(text: str) -> int:
+    major, _, minor = text.partition(".")
+    return int(major) * 10 + int(minor or 0) if major.isdecimal() and (minor or "0").isdecimal() else 0
+
+
+def _meets(test: str, wanted: str, seen: str) -> bool:
+    if test == "is":
+        return seen == wanted
+    try:
+        return float(seen) >= float(wanted)
+    except ValueError:
+        return False
+
+
+def _waivers(receipt: Receipt) -> Iterator[str]:
+    """Every waived case is covered by a waiver in force on the day of the run, and every waiver says so."""
+    body = receipt.body
+    day = _day(body.header.time)
+    verdicts = {c.case_id: c.verdict for c in body.cases}
+    covered: set[str] = set()
+    for waiver in body.waivers:
+        if waiver.state == "used" and _day(waiver.expires) < day:
+            yield f"waiver {waiver.pattern} expired on {waiver.expires}"
+        for case_id in waiver.cases:
+            if not glob(waiver.pattern, case_id) or case_id not in verdicts:
+                yield f"waiver {waiver.pattern} does not cover {case_id}"
+            elif waiver.state == "used" and verdicts[case_id] is not Verdict.WAIVED:
+                yield f"waiver {waiver.pattern} is used for {case_id}, which is {verdicts[case_id]}"
+        if waiver.state == "used" and not waiver.cases:
+            yield f"waiver {waiver.pattern} is used for nothing"
+        if waiver.state == "used":
+            covered.update(waiver.cases)
+    yield from (
+        f"{case_id} is waived by no waiver"
+        for case_id, verdict in verdicts.items()
+        if verdict is Verdict.WAIVED and case_id not in covered
+    )
+
+
+def _day(text: str) -> date:
+    return datetime.fromisoformat(text).date()
+
+
+def _verdict(receipt: Receipt) -> Iterator[str]:
+    """The verdict and its reasons are those that follow."""
+    found = rederive.judgement(receipt.body)
+    header = receipt.body.header
+    if found.overall is not header.verdict:
+        why = f" ({found.reasons[0]})" if found.reasons else ""
+        yield f"recorded {header.verdict}, what follows is {found.overall}{why}"
+    elif found.reasons != header.reasons:
+        yield "the recorded reasons are not those that follow"
+
+
+STEPS: Sequence[tuple[str, Callable[[Receipt], Iterator[str]]]] = (
+    ("the published schema allows it", _schema),
+    ("every case agrees with itself", _cases),
+    ("nothing planned is missing", _plan),
+    ("the cover, counted again", _cover),
+    ("controls, wrong answers and skips follow from the cases", _parts),
+    ("every skip holds", _skips),
+    ("waivers", _waivers),
+    ("the verdict, derived again", _verdict),
+)
+
+
+def _manifest(receipt: Receipt, folder: Path) -> Iterator[str]:
+    """Every file of the manifest lies beside the receipt, unaltered."""
+    for name, wanted in receipt.body.manifest.items():
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            yield f"{name} lies outside the receipt's folder"
+        elif not path.is_file():
+            yield f"{name} is missing"
+        elif digest_bytes(read_bytes(path)) != wanted:
+            yield f"{name} was altered"
+
+
+def _signature(receipt: Receipt, envelope: Path, keys: Sequence[Path], wheels: Sequence[Path]) -> Finding:
+    step = "the signature"
+    try:
+        if not keys:
+            raise ReceiptError("a signature is worth a public key that you trust; give one with --key")
+        made = signing.verify_envelope(envelope, keys)
+        digests = {wheel.name: digest_bytes(read_bytes(wheel, limit=2**32)) for wheel in wheels}
+        wrong = signing.agrees(made, receipt, digests)
+    except ReceiptError as error:
+        return Finding(step, False, str(error))
+    return Finding(step, not wrong, wrong or f"by {', '.join(key.name for key in keys)}, over this very file")
+
+
+def disagreement(body: Body) -> str:
+    """Why the recorded verdict does not follow from the rest, for the page; empty when it does."""
+    found = rederive.judgement(body)
+    return "" if found.overall is body.header.verdict else f"it would be {found.overall}"
