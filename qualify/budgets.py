@@ -48,11 +48,14 @@ class Noise:
         sigma: `[*shape]` fp64, the pooled standard deviation of each element's error, the rounding of the
             output included; never zero.
         floor: `[*shape]` fp64, error that every correct output may have: its own rounding and underflow.
+        roundoff: unit roundoff of the operands; no tensor is taken to be less noisy than one operand
+        rounding.
     """
 
     errors: Tensor
     sigma: Tensor
     floor: Tensor
+    roundoff: float
 
 
 def measure_noise(
@@ -67,7 +70,8 @@ def measure_noise(
     """Pools the errors of noise runs into a size of error for each element.
 
     An element's own few runs say little about it, so its size is at least half of what its row (the channels
-    of one token and head, a row of a state) shows, and a tenth of what the whole tensor shows.
+    of one token and head, a row of a state) shows, a tenth of what the whole tensor shows, and one rounding
+    of an operand: kernels differ in which products they round.
 
     Args:
         expected: fp64, the exact answer.
@@ -85,8 +89,9 @@ def measure_noise(
     if magnitude is not None:
         floor = floor + CANCELLED * roundoff * magnitude
     pooled = torch.maximum(torch.maximum(own, row / 4), own.mean() / 100)
-    sigma = (pooled + floor.square() / 3).sqrt()
-    return Noise(errors, sigma, floor)
+    operand = (roundoff * expected).square() / 3.0
+    sigma = (torch.maximum(pooled, operand) + floor.square() / 3.0).sqrt()
+    return Noise(errors, sigma, floor, roundoff)
 
 
 def derive_limits(
@@ -119,12 +124,13 @@ def derive_limits(
     runs = noise.errors.shape[0]
     norms = torch.stack([block_norms(e, layout) for e in noise.errors])  # [R, blocks, H]
     floors = block_norms(noise.floor, layout)
-    largest = norms.amax(0)
     units = block_norms(expected, layout)
+    operand = noise.roundoff / math.sqrt(3.0)
+    largest = torch.maximum(norms.amax(0), operand * units)
     relative = torch.where(units > 0, largest / units, torch.zeros_like(units))
     typical = relative.median(0).values * units
-    heads = norms.square().sum(1).sqrt().amax(0)
-    total = float(norms.square().sum((1, 2)).sqrt().amax())
+    heads = torch.maximum(norms.square().sum(1).sqrt().amax(0), operand * units.square().sum(0).sqrt())
+    total = max(float(norms.square().sum((1, 2)).sqrt().amax()), operand * float(units.norm()))
     deviates = math.sqrt(2.0 * math.log(max(8, expected.numel()))) / 2.0
     element = slack * (1.0 + deviates) * noise.sigma
     if not smooth:

@@ -50,7 +50,7 @@ class Layout:
     def block_place(self, block: int, tokens: int) -> dict[str, int]:
         """Where a block of `block_norms` sits: its sequence, and its chunk when there is a token axis."""
         if "token" not in self.axes:
-            return {"sequence": block}
+            return {"sequence": block} if "sequence" in self.axes else {}
         numbers = self.block_of_token(tokens)
         sequence, inside = divmod(block, max(numbers) + 1)
         first = Layout(self.axes[:2], self.cu_seqlens, self.chunk_size).place(
@@ -397,7 +397,8 @@ def _metrics(error: Tensor, reference: Tensor, limits: Limits, layout: Layout) -
     heads, head_units = norms.square().sum(0).sqrt(), units.square().sum(0).sqrt()
     h = int(_margin(heads, limits.head).argmax())
     row, column = divmod(int(_margin(norms, limits.block).argmax()), norms.shape[1])
-    block = layout.block_place(row, error.shape[1]) | {"head": column}
+    tokens = error.shape[1] if "token" in layout.axes else 0
+    block = layout.block_place(row, tokens) | {"head": column}
     index = _unravel(_margin(error.abs(), limits.element).argmax(), error.shape)
     local = float(reference.double().norm()) / math.sqrt(error.numel())
     return {

@@ -86,6 +86,11 @@ class Projection:
         )
 
     @property
+    def telling(self) -> bool:
+        """Whether this case can tell the wrong answer from the right one."""
+        return self.separation >= 1.0 and self.decision - self.largest_correct >= LEAST_REACH
+
+    @property
     def decision(self) -> float:
         """Projections beyond this accuse: nearer to the fault than to the largest correct run."""
         return (self.largest_correct + self.smallest_faulty) / 2
@@ -169,7 +174,7 @@ def compare_filters(
         noise: tensor name -> noise of the correct runs.
     """
     values = {p.name: p.of(errors) for p in projections}
-    telling = [p for p in projections if p.separation >= 1.0]
+    telling = [p for p in projections if p.telling]
     nearest = max(telling or projections, key=lambda p: _closeness(values[p.name], p))
     accused = [p for p in telling if not values[p.name] <= p.decision]
     c = values[nearest.name]
@@ -185,7 +190,7 @@ def compare_filters(
             f"+- {nearest.spread:.2g}, runs with the fault {nearest.smallest_faulty:.3g}"
         ),
         statistics={f"c.{name}": value for name, value in values.items()},
-        discrimination={p.name: p.separation for p in projections},
+        discrimination={p.name: p.separation if p.telling else min(p.separation, 0.99) for p in projections},
         excluded=tuple(p.name for p in telling if p not in accused),
         looks_like=fit or (nearest.name if accused else None),
         because=f"the error points to {', '.join(p.name for p in accused)}" if accused else "",

@@ -6,32 +6,35 @@ next subject or control that is judged on the same problem.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
-from references.wrong_answers import WRONG_ANSWERS
 
 from qualify.budgets import UNIT_ROUNDOFF, Noise, derive_limits, judged_arithmetic, measure_noise
-from qualify.case import Case
-from qualify.compare import Layout, Limits, compare_budget, layout_of
+from qualify.case import Case, CheckOutput
+from qualify.compare import Layout, Limits, compare_budget, holds, layout_of, mismatch
 from qualify.filters import Projection, compare_filters, project
-from qualify.problem import CARRIERS, Outcome, Problem
-from qualify.records import Comparison
-from qualify.regimes import build_problem
+from qualify.problem import CARRIERS, Outcome, Problem, run_op
+from qualify.records import Comparison, Verdict
+from qualify.regimes import AXES, build_problem
 from qualify.subjects import Subject
 from references.arithmetic import Arithmetic, Noisy
 from references.gdn_chunk import dg_magnitude
-from references.semantics import Semantics
-from suites.checks.smooth import judge_final_state, rounded_state, state_steps
+from references.semantics import CONTRACT, Semantics
+from references.wrong_answers import WRONG_ANSWERS, Setting, setting_of
+from suites.checks.final_state import judge_final_state, rounded_state, state_steps
+from suites.checks.tie_free import CHUNK, TIE_FREE, tie_free, too_coarse_for
 from suites.oracle import activated, expected, op_options
 
 Tensor = torch.Tensor
 
 RUNS = 6
-"""Noise runs with random rounding; TF32 has one more, whose operands are truncated as hardware does."""
+"""Noise runs with random rounding, beside those that round as hardware does."""
 
 FAULTY_RUNS = 2
 """Noise runs that have the fault, for each wrong answer that a case is held against."""
@@ -41,6 +44,8 @@ FILTERS_PER_CASE = 4
 
 KEPT = 48
 """Problems whose evidence is kept in a process."""
+
+SHAPE = Verdict.FAILED_SHAPE
 
 UNROUNDED_FINAL = Semantics(final_rounded=False)
 
@@ -89,7 +94,7 @@ class Evidence:
         return self._projections[name]
 
     def _project(self, name: str) -> Projection | None:
-        semantics = WRONG_ANSWERS[name]
+        semantics = WRONG_ANSWERS[name].semantics
         wrong = expected(self.problem, semantics=semantics)
         alternative = {t: x for t in self.noise if (x := wrong[t]) is not None}
         if all(torch.equal(alternative[t], e) for t, e in self.tensors().items()):
@@ -97,6 +102,30 @@ class Evidence:
         runs = noise_runs(self.problem, self.arithmetic, FAULTY_RUNS, semantics=semantics, seed=2)
         faulty = [self.errors(run) for run in runs]
         return project(name, self.tensors(), alternative, self.noise, self.layouts, faulty)
+
+    @cached_property
+    def setting(self) -> Setting:
+        """What the problem has, as far as it decides which wrong answers can show in it."""
+        p = self.problem
+        return setting_of(
+            p.q,
+            p.k,
+            p.v,
+            p.g,
+            p.beta,
+            p.initial_state,
+            do=p.do,
+            dht=p.dht if p.output_final_state else None,
+            cu_seqlens=p.cu_seqlens,
+            state_format=p.state_format,
+            w_format=p.w_format,
+            state_block_v=p.state_block_v,
+        )
+
+    @cached_property
+    def applicable(self) -> list[str]:
+        """The wrong answers that can show on this problem, in the order of their table."""
+        return [name for name, wrong in WRONG_ANSWERS.items() if wrong.applies(self.setting)]
 
     def projections(self, names: Sequence[str]) -> list[Projection]:
         """The filters among `names` that change something here."""
@@ -126,7 +155,8 @@ def evidence_for(problem: Problem, arithmetic: str, *, smooth: bool = False, run
     exact = expected(problem)
     final = smooth and problem.state_format is not None and problem.output_final_state
     semantics = UNROUNDED_FINAL if final else None
-    members = noise_runs(problem, arithmetic, runs, semantics=semantics, seed=1)
+    members = noise_runs(problem, arithmetic, runs, semantics=semantics)
+    members += deterministic_runs(problem, arithmetic, semantics)
     evidence = Evidence(problem, arithmetic, smooth, exact, {}, {}, {})
     magnitude, amplitude = _dg_magnitude(problem), _amplitude(problem)
     for name, tensor in exact.tensors.items():
@@ -177,15 +207,31 @@ def noise_runs(
         semantics: a departure from the contract, or None.
         seed: chooses the members.
     """
-    copies = _repeated(problem, runs)
-    members = _split(
-        expected(copies, semantics=semantics, arithmetic=_noisy(problem, arithmetic, "stochastic", seed)),
-        runs,
-    )
-    if arithmetic == "tf32" and semantics in (None, UNROUNDED_FINAL):
-        truncating = _noisy(problem, arithmetic, "toward_zero", seed)
-        members.append(expected(problem, semantics=semantics, arithmetic=truncating))
-    return members
+    random = _noisy(problem, arithmetic, "stochastic", seed)
+    if semantics is not None and (semantics.heads, semantics.gate_heads) != (
+        CONTRACT.heads,
+        CONTRACT.gate_heads,
+    ):
+        return [expected(problem, semantics=semantics, arithmetic=random) for _ in range(runs)]
+    copies = expected(_repeated(problem, runs), semantics=semantics, arithmetic=random)
+    return _split(copies, runs)
+
+
+def deterministic_runs(
+    problem: Problem, arithmetic: str, semantics: Semantics | None = None
+) -> list[Outcome]:
+    """The members of the family that round as hardware does: to nearest, and TF32 operands by truncation too.
+
+    Args:
+        problem: what is run.
+        arithmetic: precision of matmul operands.
+        semantics: a departure from the contract, or None.
+    """
+    modes = ("nearest", "toward_zero") if arithmetic == "tf32" else ("nearest",)
+    return [
+        expected(problem, semantics=semantics, arithmetic=_noisy(problem, arithmetic, mode, 1))
+        for mode in modes
+    ]
 
 
 def _noisy(problem: Problem, arithmetic: str, mode: str, seed: int) -> Arithmetic:
@@ -249,7 +295,18 @@ def dtype_of(problem: Problem, tensor: str) -> torch.dtype:
 def _cached(
     levels: tuple[tuple[str, str], ...], regime: str, seed: int, device: str, arithmetic: str
 ) -> Evidence:
-    return evidence_for(build_problem(dict(levels), regime, seed, device), arithmetic)
+    levels_by_axis = dict(levels)
+    problem = build_problem(levels_by_axis, "random" if regime == TIE_FREE else regime, seed, device)
+    if regime != TIE_FREE:
+        return evidence_for(problem, arithmetic, smooth=is_one_chunk(problem))
+    return evidence_for(tie_free(problem), arithmetic, smooth=not too_coarse_for(problem))
+
+
+def is_one_chunk(problem: Problem) -> bool:
+    """Whether every sequence holds one chunk and W is not rounded: then only the final rounding can flip."""
+    bounds = problem.cu_seqlens
+    lengths = [problem.k.shape[1]] if bounds is None else bounds.diff().tolist()
+    return problem.w_format is None and min(lengths) > 0 and max(lengths) <= CHUNK
 
 
 def device_of(case: Case) -> str:
@@ -257,17 +314,83 @@ def device_of(case: Case) -> str:
     return "cpu" if case.levels.get("sm", "cpu") == "cpu" else "cuda"
 
 
-def evidence_of(case: Case, subject: Subject, *, measured: str | None = None) -> Evidence:
+def evidence_of(case: Case, subject: Subject, *, arithmetic: str | None = None, **levels: str) -> Evidence:
     """The evidence for a case, kept for the next subject that is judged on it.
 
     Args:
         case: levels, regime and seed decide the problem.
         subject: its declared arithmetic decides the budgets, unless another one is finer.
-        measured: the arithmetic that the judge measured, or None.
+        arithmetic: what the judge measured, or None.
+        levels: levels that the check adds or overrides.
     """
-    arithmetic = judged_arithmetic(subject.arithmetic, case.levels.get("dtype", "fp32"), measured)
-    levels = tuple((axis, level) for axis, level in case.levels.items() if axis != "sm")
-    return _cached(levels, case.regime, case.seed, device_of(case), arithmetic)
+    at = {**case.levels, **levels}
+    arithmetic = judged_arithmetic(subject.arithmetic, at.get("dtype", "fp32"), arithmetic)
+    known = tuple((axis, level) for axis, level in at.items() if axis in AXES)
+    return _cached(known, case.regime, case.seed, device_of(case), arithmetic)
+
+
+def output_of(comparisons: Sequence[Comparison], *problems: Problem) -> CheckOutput:
+    """What a check hands back, with a digest of the inputs that were run."""
+    return CheckOutput(tuple(comparisons), input_digest=digest_of(*problems))
+
+
+def digest_of(*problems: Problem) -> str:
+    """SHA-256 over every input of some problems, options included."""
+    digest = hashlib.sha256()
+    for problem in problems:
+        for name, value in sorted(vars(problem).items()):
+            digest.update(f"{name}:".encode())
+            if isinstance(value, Tensor):
+                digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+                digest.update(value.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+            else:
+                digest.update(repr(value).encode())
+    return digest.hexdigest()
+
+
+class WrongResultError(RuntimeError):
+    """A subject returned something of the wrong type, shape, dtype or device; the comparison says what."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__(comparison.because)
+        self.comparison = comparison
+
+
+def outcome_of(subject: Subject, problem: Problem) -> Outcome:
+    """Runs a subject forward and backward on a copy of a problem.
+
+    Raises:
+        WrongResultError: before the backward, when `o` or `final_state` is not what the contract returns.
+        Whatever the subject raises.
+    """
+    op = subject.chunk_gated_delta_rule
+    assert op is not None
+    states = problem.k.shape[0] if problem.cu_seqlens is None else len(problem.cu_seqlens) - 1
+    tail = (problem.k.shape[3], problem.v.shape[3])
+    state = (states, problem.v.shape[2], *(reversed(tail) if problem.state_v_first else tail))
+
+    def checked(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        found = op(*args, **options)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise WrongResultError(
+                holds(
+                    "result", 1, 1, f"(o, final_state) was expected, got {_described(found)}", failure=SHAPE
+                )
+            )
+        o, final = found
+        device = problem.v.device
+        wrong = mismatch("o", o, shape=tuple(problem.v.shape), dtype=problem.carrier, device=device)
+        if wrong is None and problem.output_final_state:
+            wrong = mismatch("final_state", final, shape=state, dtype=torch.float32, device=device)
+        if wrong is not None:
+            raise WrongResultError(wrong)
+        return o, final
+
+    return run_op(checked, fresh(problem))
+
+
+def _described(found: object) -> str:
+    return f"a tuple of {len(found)}" if isinstance(found, tuple) else type(found).__name__
 
 
 def judge(evidence: Evidence, outcome: Outcome, wrong_answers: Sequence[str] = ()) -> list[Comparison]:
@@ -311,9 +434,18 @@ def _without_gaps(evidence: Evidence, outcome: Outcome) -> Outcome:
     )
 
 
-def turn(case: Case, count: int = FILTERS_PER_CASE) -> tuple[str, ...]:
-    """The wrong answers that a case is held against: a window of the table that moves from case to case."""
-    names = list(WRONG_ANSWERS)
-    cell = ",".join(f"{a}:{b}" for a, b in case.levels.items()) + case.regime
-    start = zlib.crc32(cell.encode()) % len(names) + case.seed * count
-    return tuple(names[(start + i) % len(names)] for i in range(min(count, len(names))))
+def turn(case: Case, evidence: Evidence, count: int = FILTERS_PER_CASE) -> tuple[str, ...]:
+    """The wrong answers that a case is held against: cases take turns, so that a profile sees all of them.
+
+    Args:
+        case: its cell and seed decide whose turn it is.
+        evidence: of its problem.
+        count: how many.
+    """
+    names = evidence.applicable
+    cell = ",".join(f"{a}:{b}" for a, b in case.levels.items()) + f"{case.regime}#{case.seed}"
+    start = zlib.crc32(cell.encode())
+    stride = max(1, len(names) // max(1, count))
+    return tuple(
+        dict.fromkeys(names[(start + i * stride) % len(names)] for i in range(min(count, len(names))))
+    )

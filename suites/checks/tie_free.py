@@ -22,9 +22,15 @@ from references.qdq import qdq_state, qdq_w
 
 Tensor = torch.Tensor
 
+TIE_FREE = "tie_free"
+"""The regime's name."""
+
 CHUNK = 64
 ASIDE = 0.15
 """How far from its code, in steps, an element is placed: the rounding stays visible, the boundary far."""
+BETA = 0.375
+"""Write strengths are scaled down by this, or repeated writes would make W a small difference of large
+terms."""
 SMALLEST = 0.45
 """Elements are at least about this fraction of the root mean square of their group: smaller ones have finer
 cells."""
@@ -63,13 +69,19 @@ def tie_free(problem: Problem) -> Problem:
         raise ValueError(
             "a tie-free W needs as many q/k heads as value heads; choose grouping hv1 or another site"
         )
-    work = _Work(problem)
+    work = _Work(problem.with_(beta=problem.beta * BETA))
     for sequence, (row, start, end) in enumerate(work.spans):
         state = work.entry(sequence)
         for begin in range(start, end, CHUNK):
             stop = min(begin + CHUNK, end)
             state = work.chunk(row, begin, stop, state, carried=stop < end)
-    return problem.with_(k=work.keys(), v=work.values())
+    return work.problem.with_(k=work.keys(), v=work.values())
+
+
+def too_coarse_for(problem: Problem) -> bool:
+    """Whether the carrier's noise reaches over the cells of the state's grid: bf16 over the even steps of
+    int8."""
+    return problem.state_format == "int8" and problem.carrier is torch.bfloat16
 
 
 class _Work:
