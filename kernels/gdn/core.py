@@ -189,10 +189,10 @@ def state_pass(
     call: Call, k: Tensor, prepared: Prepared, initial_state: Tensor | None, *,
     write_final: bool, write_raw: bool = False,
 ) -> StatePass:  # fmt: skip
-    """Runs the recurrence over the chunks of every sequence."""
+    """Runs the recurrence over the chunks of every sequence; with `write_raw`, states are written as fp32."""
     c, s = call.chunks, call.settings
     row, tile = call.state_row("gdn_state", grouped=s.state_format is not None)
-    states = call.empty(k, c.count, call.HV, call.V, call.K)
+    states = call.empty(k, c.count, call.HV, call.V, call.K, dtype=torch.float32 if write_raw else None)
     v_new = call.empty(k, *k.shape[:2], call.HV, call.V)
     final = call.empty(k, *call.state_shape(), dtype=torch.float32) if write_final else None
     raw = call.empty(k, *states.shape, dtype=torch.float32) if write_raw else None

@@ -20,3 +20,6 @@ ROWS = register(
         LaunchRow("gdn_gate_gradient", "gdn_gate_gradient:w4", "start", {"BH": 16}, 4, 1),
     )
 )
+
+LAUNCH_ROWS = tuple(row.name for row in ROWS)
+"""The names of all rows; each can be forced."""

@@ -81,7 +81,7 @@ def prepare_kernel(
         rounded = qdq_rows(materialised, W_FORMAT, CONVERSION)
         store_tile(w + token_head * K, rounded, HV * K, rows, columns, n_rows, K)
     for start in range(0, V, BV):
-        columns = start + tl.arange(0, BV)
-        values = widen(load_tile(v, HV * V, rows, columns, n_rows, V))
-        tile = matmul(x, operand(b[:, None] * values, MMA), PRECISION)
-        store_tile(u + token_head * V, tile, HV * V, rows, columns, n_rows, V)
+        channels = start + tl.arange(0, BV)
+        values = widen(load_tile(v, HV * V, rows, channels, n_rows, V))
+        u_tile = matmul(x, operand(b[:, None] * values, MMA), PRECISION)
+        store_tile(u + token_head * V, u_tile, HV * V, rows, channels, n_rows, V)

@@ -74,9 +74,7 @@ def solve_gradient_kernel(
     key_offset = (first * H + key_head) * K
     products = tl.zeros((CHUNK, CHUNK), tl.float32)
     for start in range(0, K, BKT):
-        part = operand(
-            load_tile(k + key_offset, H * K, rows, start + tl.arange(0, BKT), n_rows, K), MMA
-        )
+        part = operand(load_tile(k + key_offset, H * K, rows, start + tl.arange(0, BKT), n_rows, K), MMA)
         products += matmul(part, tl.trans(part), PRECISION)
     keys = load_tile(k + key_offset, H * K, rows, columns, n_rows, K)
     dk_tile = widen(load_tile(dk_partial + key_offset, H * K, rows, columns, n_rows, K))
@@ -88,9 +86,7 @@ def solve_gradient_kernel(
         # X is read transposed: neither X nor an accumulator is transposed in registers
         x_mask = (rows < n_rows)[None, :] & (rows < CHUNK)[:, None]
         x_offsets = rows[None, :] * (HV * CHUNK) + rows[:, None]
-        x_transposed = operand(
-            tl.load(inverse + token_head * CHUNK + x_offsets, mask=x_mask, other=0.0), MMA
-        )
+        x_transposed = operand(tl.load(inverse + token_head * CHUNK + x_offsets, mask=x_mask, other=0.0), MMA)
         dx = gradient_of_inverse(
             k + key_offset, v + token_head * V, dw + token_head * K, dv_new + token_head * V,
             b, beta_decay, rows, n_rows, H, HV, K, V, BKT, BV, MMA, PRECISION,
