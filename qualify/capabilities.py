@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 CARRIERS: Mapping[str, str] = {
@@ -44,13 +44,13 @@ def ruled_out(capabilities: Mapping[str, Any], levels: Mapping[str, str]) -> str
     A key that is absent or cannot be read rules nothing out: then the call itself decides.
 
     Args:
-        capabilities: `devices`, `dtypes`, `formats`, `block_v` (collections), `min_sm` (a number such as 80 or
-            9.0, a name such as `sm89`, or a pair), `features` (a mapping: False rules the feature out).
+        capabilities: `devices`, `dtypes`, `formats`, `block_v` (collections), `min_sm` (a number such as
+            80 or 9.0, a name such as `sm89`, or a pair), `features` (a mapping: False rules the feature out).
         levels: the cell.
     """
     declared = {str(key).lower(): value for key, value in capabilities.items()}
     sites = levels.get("sites", "both")
-    questions = [
+    questions: list[tuple[str, str | None, Callable[[Any], str], bool]] = [
         ("devices", "cpu" if levels.get("sm", "cpu") == "cpu" else "cuda", _device, True),
         ("dtypes", levels.get("dtype"), carrier_name, True),
         ("formats", levels.get("format"), _format, sites in ROUNDED_SITES),

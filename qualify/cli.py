@@ -19,7 +19,6 @@ import typer
 from qualify import progress
 from qualify.errors import Exit, UsageError
 from qualify.execute import (
-    LOG_NAME,
     RECEIPT_NAME,
     Run,
     execute,
@@ -27,6 +26,7 @@ from qualify.execute import (
     terminated_as_interrupted,
 )
 from qualify.harness import harness_facts
+from qualify.log import LOG_NAME
 from qualify.plan import Plan, PlannedSubject, case_from_id, make_plan, select
 from qualify.probe import environment, machine_facts, visible_devices
 from qualify.receipt import assemble, read_receipt_file, write_receipt
@@ -37,7 +37,7 @@ from qualify.tables import DEFAULT_TABLES, Tables, load_tables
 from qualify.verdicts import EXITS
 
 REPORT_COMMANDS = "reports.commands"
-"""Module whose `register(app)` adds commands, and whose `publish(receipt_path)` writes what goes beside it."""
+"""Its `register(app)` adds commands, its `publish(receipt_path)` writes what goes beside a receipt."""
 
 app = typer.Typer(
     add_completion=False,
@@ -280,7 +280,7 @@ def rerun(
 
 @app.command()
 def render(folder: Annotated[Path, typer.Argument(help="A run's folder, or a receipt.json.")]) -> None:
-    """Write the receipt of a run again from its log, and the page of a receipt; the exit code is the verdict."""
+    """Write a run's receipt again from its log, or what goes beside a receipt; exits with the verdict."""
     if folder.is_dir():
         raise typer.Exit(_finish(folder))
     body = read_receipt_file(folder)["body"]
@@ -297,7 +297,7 @@ def _plan(rows: Tables, profile: str, specs: Sequence[str], seed: int, path: str
     names = [s.name for s in subjects]
     if len(set(names)) != len(names) or not names:
         raise UsageError(
-            f"subjects must be named and have names of their own, got {', '.join(names) or 'none'}; rename one"
+            f"each subject must have a name of its own, got {', '.join(names) or 'none'}; rename one"
         )
     return make_plan(rows, profile, subjects, seed=seed, path=path)
 

@@ -1,4 +1,4 @@
-"""The proof of a cover: counts level tuples on its own, knowing nothing of the library that chose the cells."""
+"""The proof of a cover: counts level tuples on its own, whatever chose the cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a plan: spawns pytest, watches the log, kills what hangs, and leaves every finished case in the log."""
+"""Runs a plan: spawns pytest, watches the log, kills what hangs, and loses nothing that was finished."""
 
 from __future__ import annotations
 
@@ -193,7 +193,9 @@ class _Session:
     def step(self) -> None:
         """Takes in what the workers logged, and kills the worker of a case that runs too long."""
         for event in self.reader.poll():
-            _HANDLERS.get(event["event"], lambda session, event: None)(self, event)
+            handler = _HANDLERS.get(event["event"])
+            if handler is not None:
+                handler(self, event)
         now = time.time()
         for case_id, event in list(self.running.items()):
             if now - event["time"] > event["limit_s"]:
@@ -298,7 +300,7 @@ def _command(folder: Path, workers: int) -> list[str]:
 
 
 def _environment(run: Run) -> dict[str, str]:
-    """The environment of the workers: no pytest options from outside, the CPU shared out, Triton interpreted."""
+    """The workers' environment: no pytest options from outside; on a CPU, Triton is interpreted."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     paths = [p if p else os.getcwd() for p in sys.path]
     kept |= {

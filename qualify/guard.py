@@ -60,6 +60,10 @@ def _set_device(value: torch.device) -> None:
     torch.set_default_device(None if value == torch.device("cpu") else value)
 
 
+def _set_flush(value: bool) -> None:
+    torch.set_flush_denormal(value)
+
+
 def _flushes() -> bool:
     tiny = torch.full((1,), 2.0**-126, dtype=torch.float32, device="cpu")
     return bool((tiny * 0.5 == 0).item())
@@ -90,7 +94,7 @@ SWITCHES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
         _set_deterministic,
     ),
     "threads": (torch.get_num_threads, torch.set_num_threads),
-    "flush of subnormals": (_flushes, torch.set_flush_denormal),
+    "flush of subnormals": (_flushes, _set_flush),
     "seed": (torch.initial_seed, lambda value: None),
 }
 """Name -> (read, restore). Random generators are restored as a whole, beyond the seed."""

@@ -229,7 +229,7 @@ def _space(
 
 
 def constraints_of(tables: Tables, row: CheckRow) -> list[Constraint]:
-    """The constraints that touch a row: those of the tables and its own, all axes of each known to the row."""
+    """The constraints that touch a row: of the tables and its own, those whose axes it all varies."""
     known = {*row.axes, REGIME_AXIS, SM_AXIS}
     return [c for c in (*tables.constraints, *row.constraints) if set(c.forbid) <= known]
 
@@ -298,7 +298,7 @@ def case_from_id(tables: Tables, case_id: str, time_limit_s: float) -> PlannedCa
     match = re.fullmatch(r"([^/\[\]]+)/([^\[\]]+)\[([^\[\]]*)\]([^#\[\]]+)#(-?\d+)", case_id)
     if match is None:
         raise UsageError(
-            f"a case id reads subject/check[axis:level,...]regime#seed, got {case_id!r}; copy it from a receipt"
+            f"a case id reads subject/check[axis:level,...]regime#seed, got {case_id!r}; copy it"
         )
     subject, check, cell, regime, seed = match.groups()
     row = tables.check(check)
@@ -340,7 +340,7 @@ def plan_from_json(text: str) -> Plan:
         ValueError, KeyError, TypeError: the text is no plan.
     """
     body: dict[str, Any] = json.loads(text)
-    profile = {k: tuple(v) if isinstance(v, list) else v for k, v in body["profile"].items()}
+    profile: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in body["profile"].items()}
     cases = tuple(
         PlannedCase(Case(**p["case"]), p["run"], tuple(p["needs"]), p["time_limit_s"], p["control"])
         for p in body["cases"]

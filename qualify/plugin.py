@@ -30,7 +30,7 @@ SELECTED_NAME = "selected.txt"
 STOPPED_FOLDER = "stopped"
 
 
-class CaseFailed(Exception):
+class CaseFailedError(Exception):
     """A case has a verdict other than a pass; the message is its reason."""
 
 
@@ -90,16 +90,16 @@ class CaseItem(pytest.Item):
         """Runs the case and logs its record.
 
         Raises:
-            CaseFailed: the case did not pass.
+            CaseFailedError: the case did not pass.
         """
         worker = self.config.stash[_WORKER]
         verdict, reason = worker.run(self.plan, self.planned)
         if verdict != "passed":
-            raise CaseFailed(f"{verdict}: {reason}")
+            raise CaseFailedError(f"{verdict}: {reason}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
         """The reason alone: the record has the rest."""
-        if isinstance(excinfo.value, CaseFailed):
+        if isinstance(excinfo.value, CaseFailedError):
             return str(excinfo.value)
         return str(super().repr_failure(excinfo))
 
@@ -122,7 +122,7 @@ class Worker:
 
     def run(self, plan: Plan, planned: PlannedCase) -> tuple[str, str]:
         """Runs a case to a record in the log, and returns its verdict and reason."""
-        from qualify.run_case import PoisonedWorker, run_case
+        from qualify.run_case import PoisonedWorkerError, run_case
 
         stopped = self.stopped(planned.case.subject)
         if stopped:
@@ -137,7 +137,7 @@ class Worker:
         )
         try:
             record = run_case(planned, subject, self.name)
-        except PoisonedWorker as poisoned:
+        except PoisonedWorkerError as poisoned:
             self.log.finished(poisoned.record)
             os._exit(70)
         self.log.finished(record)

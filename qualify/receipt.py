@@ -43,9 +43,10 @@ def assemble(folder: Path) -> dict[str, Any]:
 
 def receipt_of(plan: Plan, log: Log) -> dict[str, Any]:
     """The receipt of a plan and a log."""
-    run = log.runs[0] if log.runs else {"time": 0.0}
-    shard = tuple(run.get("shard", (0, 1)))
-    records = complete(plan, log, (shard[0], shard[1]))
+    run: dict[str, Any] = log.runs[0] if log.runs else {"time": 0.0}
+    index, count = run.get("shard", (0, 1))
+    shard = (int(index), int(count))
+    records = complete(plan, log, shard)
     document = plan.document
     facts = _subject_facts(plan, log)
     controls = frozenset(row["name"] for row in document["checks"] if row["control"])

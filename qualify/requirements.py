@@ -1,4 +1,4 @@
-"""Requirements: what a machine must have to run a cell, as rows; a skip is a row and the value that was seen."""
+"""Requirements: what a machine must have to run a cell, as rows; a skip is a row and the value seen."""
 
 from __future__ import annotations
 

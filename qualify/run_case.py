@@ -6,7 +6,8 @@ import importlib
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from qualify.verdicts import LACKS, of_comparisons
 Check = Callable[[Case, Subject], CheckOutput]
 
 
-class PoisonedWorker(RuntimeError):
+class PoisonedWorkerError(RuntimeError):
     """The device can no longer be used by this process; the record that says so is attached."""
 
     def __init__(self, record: CaseRecord) -> None:
@@ -64,7 +65,7 @@ def run_case(planned: PlannedCase, subject: Subject, worker: str = "") -> CaseRe
     """Runs one case, whatever the subject does short of ending the process.
 
     Raises:
-        PoisonedWorker: the device failed in a way that spoils whatever this process does next.
+        PoisonedWorkerError: the device failed in a way that spoils whatever this process does next.
     """
     record = declined(planned, subject)
     if record is not None:
@@ -83,20 +84,32 @@ def run_case(planned: PlannedCase, subject: Subject, worker: str = "") -> CaseRe
     }
     record = replace(record, **timed)
     if record.verdict is Verdict.CRASH:
-        raise PoisonedWorker(record)
+        raise PoisonedWorkerError(record)
     return record
 
 
 def _guarded(planned: PlannedCase, subject: Subject, changes: list[str]) -> CaseRecord:
     try:
-        with unchanged(changes):
+        with unchanged(changes), _launches(subject) as launches:
             output = load_check(planned.run)(planned.case, subject)
-        return _from_output(planned, output, changes)
+        return _from_output(planned, output, changes, launches)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of a subject are its errors
         return _from_error(planned, error)
 
 
-def _from_output(planned: PlannedCase, output: CheckOutput, changes: list[str]) -> CaseRecord:
+@contextmanager
+def _launches(subject: Subject) -> Iterator[Mapping[str, str]]:
+    """What the subject says that it launched, where it says so."""
+    if subject.recorded_launches is None:
+        yield {}
+        return
+    with subject.recorded_launches() as launches:
+        yield launches
+
+
+def _from_output(
+    planned: PlannedCase, output: CheckOutput, changes: list[str], launches: Mapping[str, str]
+) -> CaseRecord:
     if output.unsupported:
         return blank(planned, Verdict.UNSUPPORTED, output.unsupported, requirement="refused")
     extra: tuple[Comparison, ...] = (changed_state(changes),) if changes else ()
@@ -108,7 +121,7 @@ def _from_output(planned: PlannedCase, output: CheckOutput, changes: list[str]) 
         reason,
         comparisons=comparisons,
         input_digest=output.input_digest,
-        launch=dict(output.launch),
+        launch={str(k): str(v) for k, v in {**launches, **output.launch}.items()},
     )
 
 

@@ -7,6 +7,7 @@ import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,9 +83,8 @@ def files(module: ModuleType | None, imported: set[str]) -> dict[str, str]:
 def _module_path(name: str, path: Path) -> str:
     if name == path.stem or "." not in name:
         return path.name
-    return "/".join(
-        name.split(".")[:-1] + [path.name] if path.stem != "__init__" else [*name.split("."), path.name]
-    )
+    folders = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+    return "/".join([*folders, path.name])
 
 
 def _text(value: Any) -> Any:
@@ -107,12 +107,10 @@ def _folder(module: ModuleType | None) -> Path | None:
 
 
 def _distribution(package: str) -> tuple[str, str]:
-    names, _ = guarded(lambda: importlib.metadata.packages_distributions().get(package, []))
-    for name in names or []:
-        version, _ = guarded(lambda name=name: importlib.metadata.version(name))
-        if version:
-            return name, version
-    return "", ""
+    names, _ = guarded(lambda: importlib.metadata.packages_distributions()[package])
+    name = (names or [""])[0]
+    version, _ = guarded(partial(importlib.metadata.version, name)) if name else ("", "")
+    return name, version or ""
 
 
 def commit_of(folder: Path) -> tuple[str, bool, str]:

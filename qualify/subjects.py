@@ -9,9 +9,10 @@ A subject is a namespace. It offers some of
     qdq_state(state, *, block_v=64, fmt="e4m3")      qdq_w(w, *, fmt="e4m3")
     stages(...)             same arguments as the op; returns {stage name: tensor}
     LAUNCH_ROWS             names of launch configurations; force_launch_row(name) is a context manager
-    CAPABILITIES            devices, dtypes, formats, block_v, min_sm, features; absent means: try everything
-    ARITHMETIC              carrier -> precision of matmul operands: ieee, tf32, bf16, fp16; absent: the usual one
+    CAPABILITIES            devices, dtypes, formats, block_v, min_sm, features; absent: try everything
+    ARITHMETIC              carrier -> precision of matmul operands: ieee, tf32, bf16, fp16; absent: usual
     DETERMINISTIC           False when repeated calls may differ
+    recorded_launches()     a context manager that yields a dict, kernel -> launch configuration that ran
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Subject:
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     arithmetic: Mapping[str, str] = field(default_factory=lambda: dict(USUAL_ARITHMETIC))
     deterministic: bool = True
+    recorded_launches: Callable[[], Any] | None = None
     import_error: str = ""
     module: ModuleType | None = field(default=None, compare=False, repr=False)
 
@@ -81,6 +83,7 @@ def subject_from_module(module: ModuleType | Any, name: str, origin: str = "") -
         capabilities=dict(getattr(module, "CAPABILITIES", {}) or {}),
         arithmetic={**USUAL_ARITHMETIC, **_arithmetic(getattr(module, "ARITHMETIC", {}) or {})},
         deterministic=bool(getattr(module, "DETERMINISTIC", True)),
+        recorded_launches=_function(module, "recorded_launches"),
         module=module if isinstance(module, ModuleType) else None,
     )
 

@@ -1,0 +1,1 @@
+"""The rows of the matrix, and the checks that join subject, oracle and judge."""
