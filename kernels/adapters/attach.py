@@ -2,22 +2,23 @@
 
 A converted module gets a child, `gdn_policy`, that says what it does, is saved with it and restored with it.
 Its kernel is replaced by a `SiteRule`, which calls the very original kernel while both sites are off and the
-fused op otherwise. Every method that calls the kernel is watched: one that ends without having called it while
-a site is on raises, so that rounding cannot drop out unseen.
+fused op otherwise. Every method that calls the kernel is watched: one that ends without having called it
+while a site is on raises, so that rounding cannot drop out unseen.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
+from copy import deepcopy
 from typing import Any
 
 import torch
 
 from kernels.adapters.checks import check_can_round
-from kernels.adapters.layouts import FAMILIES, Layout, kernel_name, layout_of
+from kernels.adapters.layouts import Layout, kernel_name, layout_of
 from kernels.policy import OFF, Resolved, resolved_from_json
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,9 @@ class SitePolicy(torch.nn.Module):
         super().__init__()
         self._owner = (owner,)  # in a tuple, so that the parent does not become a child of its child
         self.family = family
+        self._restore_hook: Any = owner.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+            restore_without_policy
+        )
         self._resolved = OFF
         self.resolved = resolved
 
@@ -64,32 +68,16 @@ class SitePolicy(torch.nn.Module):
             check_can_round(self.owner, self.family, original_kernel(self.owner))
         self._resolved = resolved
 
-    def get_extra_state(self) -> str:
-        """The policy as JSON, under `gdn_policy._extra_state`."""
-        return self.resolved.to_json()
+    def get_extra_state(self) -> torch.Tensor:
+        """The policy as JSON in bytes, under `gdn_policy._extra_state`: some formats store tensors only."""
+        return torch.frombuffer(bytearray(self.resolved.to_json(), "utf-8"), dtype=torch.uint8)
 
-    def set_extra_state(self, state: str) -> None:
+    def set_extra_state(self, state: torch.Tensor | str) -> None:
         """Puts a saved policy in force."""
-        self.resolved = resolved_from_json(state)
+        text = state if isinstance(state, str) else bytes(state.cpu().tolist()).decode("utf-8", "replace")
+        self.resolved = resolved_from_json(text)
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *rest: Any
-    ) -> None:
-        """Restores the policy; a checkpoint that holds the module but no policy switches both sites off."""
-        if prefix + "_extra_state" in state_dict:
-            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *rest)
-        elif holds_module(state_dict, prefix):
-            if not self.resolved.off:
-                logger.warning("%s: the checkpoint holds no policy, both sites are off now", prefix)
-            self.switch_off()
-
-    def switch_off(self) -> None:
-        """Turns both sites off and goes back to the default policy."""
-        self.resolved = OFF
-
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None, **_: Any
-    ) -> dict[str, Any]:
+    def sharded_state_dict(self, prefix: str = "", *_: Any, **__: Any) -> dict[str, Any]:
         """The policy for Megatron's distributed checkpoint, in the part that every rank shares.
 
         A checkpoint without it can then be loaded into a converted model, which a sharded object would not
@@ -104,7 +92,7 @@ class SitePolicy(torch.nn.Module):
                 f"a policy can be saved with one pipeline stage, got {stages}; "
                 f"switch the sites off or use pipeline size 1"
             )
-        return {prefix + "_extra_state": self.get_extra_state()}
+        return {prefix + "_extra_state": self.resolved.to_json()}
 
     def extra_repr(self) -> str:
         """Shown where the model is printed."""
@@ -112,10 +100,13 @@ class SitePolicy(torch.nn.Module):
         return f"state={sites.state}, w={sites.w}, block_v={self.resolved.policy.state_block_v}"
 
 
-def holds_module(state_dict: Mapping[str, Any], prefix: str) -> bool:
-    """Whether a state dict has anything of the module whose policy has this prefix."""
-    parent = prefix.removesuffix(f"{CHILD}.")
-    return any(key.startswith(parent) for key in state_dict)
+def restore_without_policy(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a module is restored: a checkpoint that holds it but no policy of it switches both sites off."""
+    key = f"{prefix}{CHILD}._extra_state"
+    if key not in state_dict and any(name.startswith(prefix) for name in state_dict):
+        if not policy_of(module).resolved.off:
+            logger.warning("%s: the checkpoint holds no policy, both sites are off now", prefix.rstrip("."))
+        state_dict[key] = OFF.to_json()
 
 
 def pipeline_stages() -> int:
@@ -124,6 +115,10 @@ def pipeline_stages() -> int:
     if state is None or not state.model_parallel_is_initialized():
         return 1
     return int(state.get_pipeline_model_parallel_world_size())
+
+
+_ACTIVE: ContextVar[SiteRule | None] = ContextVar("_ACTIVE", default=None)
+"""The rule of the converted module whose method is running."""
 
 
 class SiteRule:
@@ -138,28 +133,34 @@ class SiteRule:
         self.original = original
         self.policy = policy
         self.rounded_calls = 0
+        self._checked = OFF
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Whatever the original takes and returns."""
         resolved = self.policy.resolved
-        if resolved.off:
-            return self.original(*args, **kwargs)
-        check_can_round(self.policy.owner, self.policy.family, self.original)
-        self.rounded_calls += 1
-        return fused_op()(*args, **kwargs, **resolved.options())
+        token = _ACTIVE.set(None)  # what runs now may itself use the framework's kernel
+        try:
+            if resolved.off:
+                return self.original(*args, **kwargs)
+            self.check(resolved)
+            self.rounded_calls += 1
+            return fused_op()(*args, **kwargs, **resolved.options())
+        finally:
+            _ACTIVE.reset(token)
+
+    def check(self, resolved: Resolved) -> None:
+        """Refuses what the module cannot do; looked at again only when the policy changes."""
+        if resolved != self._checked:
+            check_can_round(self.policy.owner, self.policy.family, self.original)
+            self._checked = resolved
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SiteRule:
         """A copy for a copied module: the same kernel, the copied policy."""
-        from copy import deepcopy
-
         return SiteRule(self.original, deepcopy(self.policy, memo))
 
 
-_ACTIVE: ContextVar[SiteRule | None] = ContextVar("_ACTIVE", default=None)
-
-
 class NamedKernel:
-    """Stands under a module-level kernel name: calls the rule of the converted module that is running, if any.
+    """Stands under a module-level kernel name: calls the rule of the converted module that runs, if one does.
 
     Attributes:
         original: the kernel that the name stood for.
@@ -183,9 +184,10 @@ class WatchedMethod:
         self.owner = (owner,)
         self.name = name
         self.rule = rule
+        self.inner = owner.__dict__.get(name)  # another tool may have put its own method on the module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The method of the class.
+        """The method that it stands for.
 
         Raises:
             RuntimeError: it ended without a rounded call while a site was on.
@@ -193,13 +195,16 @@ class WatchedMethod:
         owner, before = self.owner[0], self.rule.rounded_calls
         token = _ACTIVE.set(self.rule)
         try:
-            result = getattr(type(owner), self.name)(owner, *args, **kwargs)
+            if self.inner is not None:
+                result = self.inner(*args, **kwargs)
+            else:
+                result = getattr(type(owner), self.name)(owner, *args, **kwargs)
         finally:
             _ACTIVE.reset(token)
         if not self.rule.policy.resolved.off and self.rule.rounded_calls == before:
             raise RuntimeError(
-                f"{type(owner).__name__}.{self.name} must call its gated delta rule while a site is on, got no "
-                f"call; the sites act in chunk mode only: train, or evaluate without a recurrent kernel or cache"
+                f"{type(owner).__name__}.{self.name} must call its gated delta rule while a site is on, got "
+                f"none; sites act in chunk mode only: train, or evaluate without a recurrent kernel or cache"
             )
         return result
 
@@ -267,7 +272,7 @@ def name_kernel(namespace: dict[str, Any], attribute: str) -> NamedKernel:
 
 def detach(module: torch.nn.Module) -> None:
     """Undoes `attach`: the module is what it was, down to the identity of its kernel."""
-    policy_of(module)
+    policy = policy_of(module)
     layout = layout_of(module)
     original = original_kernel(module)
     if layout.namespace is None:
@@ -277,23 +282,14 @@ def detach(module: torch.nn.Module) -> None:
         kernel.users -= 1
         if kernel.users == 0:
             layout.namespace[layout.attribute] = original
+    policy._restore_hook.remove()
     for caller in layout.callers:
-        del module.__dict__[caller]
+        inner = module.__dict__.pop(caller).inner
+        if inner is not None:
+            module.__dict__[caller] = inner
     del module._modules[CHILD]
 
 
 def describe(module: torch.nn.Module) -> str:
     """The layout and the kernel of a module, for tables."""
     return f"{layout_of(module)}, {kernel_name(original_kernel(module))}"
-
-
-__all__ = [
-    "CHILD",
-    "FAMILIES",
-    "SitePolicy",
-    "attach",
-    "detach",
-    "is_converted",
-    "original_kernel",
-    "policy_of",
-]

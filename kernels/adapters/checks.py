@@ -92,9 +92,9 @@ def old_sm(m: Module) -> str | None:
 
 
 CHECKS = (
-    Check("the kernel must be one that the fused op stands in for", unknown_kernel, "use the framework's FLA kernel"),
-    Check("deterministic mode has a torch kernel without sites", deterministic, "switch deterministic_mode off"),
-    Check("the context-parallel size must be 1", context_parallel, "rounding across ranks is undefined; set it to 1"),
+    Check("the kernel must be one that the op replaces", unknown_kernel, "use the framework's FLA kernel"),
+    Check("deterministic mode has a torch kernel without sites", deterministic, "switch it off"),
+    Check("the context-parallel size must be 1", context_parallel, "rounding across ranks is undefined"),
     Check(f"heads must be at most {MAX_HEAD_SIZE} wide", head_size, "use smaller heads", ValueError),
     Check("parameters must be fp32, bf16 or fp16", dtype, "cast the module", TypeError),
     Check("the GPU must be SM 8.0 or newer", old_sm, "use a newer one"),

@@ -1,11 +1,12 @@
 """Hugging Face: `convert` puts the sites into FLA's `GatedDeltaNet` layers and into Qwen3-Next's.
 
     from kernels.adapters import hf
-    hf.convert(model, {"quant_cfg": [...], "linear_attention": [{"module_name": "model.layers.*", "cfg": {}}]})
+    rules = [{"module_name": "model.layers.*", "cfg": {}}]
+    hf.convert(model, {"quant_cfg": [...], "linear_attention": rules})
 
-The same configuration and the same rules as for Megatron. Sites act in chunk mode: a forward pass that would
-take a recurrent kernel instead (a short sequence in evaluation mode, or decoding from a cache) raises. The
-policy is a child, `gdn_policy`, in the model's `state_dict`.
+The same configuration and the same rules as for Megatron. Sites act in chunk mode: a forward pass that
+would take a recurrent kernel instead (a short sequence in evaluation mode, or decoding from a cache) raises.
+The policy is a child, `gdn_policy`, in the model's `state_dict`.
 """
 
 from __future__ import annotations

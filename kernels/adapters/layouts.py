@@ -1,8 +1,8 @@
 """Where a module of a framework keeps its gated delta rule, read from the module's own code.
 
-A module either holds its kernel in an attribute and calls that, or it calls a name of its source file. Both are
-found by looking at what the methods load, so that a method that a newer release added, or an older one split
-off, is not missed. A module that does both, or neither, is refused.
+A module either holds its kernel in an attribute and calls that, or it calls a name of its source file. Both
+are found by looking at what the methods load, so that a method that a newer release added, or an older one
+split off, is not missed. A module that does both, or neither, is refused.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Layout:
 
 
 def family_of(module: torch.nn.Module) -> str | None:
-    """The name of the family that a module belongs to, judged by its class and the classes it derives from."""
+    """The name of the family that a module belongs to, by its class and those that it derives from."""
     for cls in type(module).__mro__:
         for name, family in FAMILIES.items():
             if cls.__name__ in family.classes and cls.__module__.split(".")[0] == family.package:

@@ -1,13 +1,14 @@
 """Megatron: `convert` puts the sites into every `GatedDeltaNet` of a built model, in place and reversibly.
 
     from kernels.adapters import megatron
-    megatron.convert(model, {"quant_cfg": [{"quantizer_name": "*gdn_state_quantizer", "cfg": {...}}],
-                             "linear_attention": [{"module_name": "decoder.layers.*.self_attention", "cfg": {}}]})
+    rules = [{"module_name": "decoder.layers.*.self_attention", "cfg": {"state": {"block_v": 64}}}]
+    sites = [{"quantizer_name": "*gdn_state_quantizer", "cfg": {...}}]
+    megatron.convert(model, {"quant_cfg": sites, "linear_attention": rules})
 
 The kernel is found where the release keeps it: held as `self.gated_delta_rule` (0.18 and 0.19), or a
-module-level name (0.16 and 0.17), called in `forward` or in a method split off from it. The policy is a child,
-`gdn_policy`, saved in and restored from the distributed checkpoint by Megatron's own calls. Needs no Megatron
-to be imported.
+module-level name (0.16 and 0.17), called in `forward` or in a method split off from it. The policy is a
+child, `gdn_policy`, saved in and restored from the distributed checkpoint by Megatron's own calls. Needs no
+Megatron to be imported.
 """
 
 from __future__ import annotations
