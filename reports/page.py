@@ -22,7 +22,8 @@ from markupsafe import Markup
 
 from qualify.records import EXECUTED, FAILURES, CaseRecord, Comparison, Overall, Verdict
 from reports import charts, figures, text
-from reports.model import Body, Plan, Receipt, SubjectFacts
+from reports.history import Line
+from reports.model import Body, Moved, Plan, Receipt, SubjectFacts
 
 TEMPLATES = Path(__file__).with_name("templates")
 SHOWN_PER_CAUSE = 1
@@ -480,3 +481,36 @@ def contents(context: Mapping[str, Any], body: Body) -> list[tuple[str, str, int
         ("subjects", "Subject and judge", None),
         ("cases", "Every case", len(body.cases)),
     ]
+
+
+def render_diff(before: Receipt, after: Receipt, moved: Sequence[Moved]) -> str:
+    """The page of a comparison of two receipts."""
+    return (
+        environment()
+        .get_template("diff.html.j2")
+        .render(
+            before=before,
+            after=after,
+            subject_before=subject_line(before.body),
+            subject_after=subject_line(after.body),
+            moved=moved,
+            worse=[m for m in moved if m.worse],
+            other=[m for m in moved if not m.worse],
+            words=text.OVERALL_WORDS,
+            style=Markup(asset("page.css")),
+        )
+    )
+
+
+def render_history(lines: Sequence[Line]) -> str:
+    """The page of the margins of many receipts."""
+    return (
+        environment()
+        .get_template("history.html.j2")
+        .render(
+            lines=lines,
+            number=sum(len(line.runs) for line in lines),
+            words=text.OVERALL_WORDS,
+            style=Markup(asset("page.css")),
+        )
+    )

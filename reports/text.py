@@ -110,3 +110,9 @@ def place(coordinates: object) -> str:
 def brief(digest: str, digits: int = 12) -> str:
     """The first digits of a digest or commit."""
     return digest.removeprefix("sha256:")[:digits]
+
+
+def shown(value: str, limit: int = 2000) -> str:
+    """Text of unknown origin for a terminal or a page of CI: printable, and not endless."""
+    printable = "".join(c if c.isprintable() or c == " " else "\ufffd" for c in value)
+    return printable if len(printable) <= limit else printable[: limit - 1] + "…"
