@@ -130,9 +130,8 @@ def execute(plan: Plan, run: Run, watcher: Watcher) -> bool:
         else:
             log.finished(record)
             watcher.case(record)
-    ended = _Session(plan, run, log, watcher, todo).run() if todo else True
+    ended = _Session(plan, run, log, watcher).run(todo) if todo else True
     log.write("ended", complete=ended)
-    log.close()
     return ended
 
 
@@ -150,27 +149,41 @@ def _unreachable(planned: PlannedCase, run: Run) -> CaseRecord | None:
 
 @dataclass
 class _Session:
-    """One pytest process with its workers, watched until it ends."""
+    """Pytest with its workers, watched until every case has a record; started again should it end before."""
 
     plan: Plan
     run_: Run
     log: LogWriter
     watcher: Watcher
-    todo: Sequence[PlannedCase]
     hangs: Counter[str] = field(default_factory=Counter)
     crashes: Counter[str] = field(default_factory=Counter)
     running: dict[str, dict[str, Any]] = field(default_factory=dict)
     recorded: set[str] = field(default_factory=set)
 
-    def run(self) -> bool:
-        """Runs to the end, an interruption or the death of pytest; returns whether it was not interrupted."""
-        folder = self.run_.folder
-        (folder / SELECTED_NAME).write_text("".join(f"{p.case_id}\n" for p in self.todo))
-        self.reader = LogReader(folder / LOG_NAME)
+    def run(self, todo: Sequence[PlannedCase]) -> bool:
+        """Runs cases to their records; returns False after an interruption.
+
+        A subject may bring pytest itself down. As long as each start of it adds a record, it is started again
+        for what is left.
+        """
+        self.reader = LogReader(self.run_.folder / LOG_NAME)
         self.reader.poll()
+        left = list(todo)
+        while left:
+            if not self.spawn(left):
+                return False
+            before, left = left, [p for p in left if p.case_id not in self.recorded]
+            if len(left) == len(before):
+                break
+        return True
+
+    def spawn(self, todo: Sequence[PlannedCase]) -> bool:
+        """Runs pytest once on some cases; returns False after an interruption."""
+        folder = self.run_.folder
+        (folder / SELECTED_NAME).write_text("".join(f"{p.case_id}\n" for p in todo))
         with (folder / OUTPUT_NAME).open("ab") as output:
             process = subprocess.Popen(
-                _command(folder, self.run_.workers),
+                _command(folder, min(self.run_.workers, len(todo))),
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
@@ -182,7 +195,7 @@ class _Session:
                 self.step()
                 time.sleep(POLL_S)
             self.step()
-            self.sweep(process.returncode)
+            self.sweep()
             return True
         except KeyboardInterrupt:
             return False
@@ -211,7 +224,8 @@ class _Session:
         subject = self.plan.by_id[case_id].case.subject
         self.hangs[subject] += 1 + HANGS_ALLOWED * bool(importing)
         if self.hangs[subject] > HANGS_ALLOWED:
-            self.stop(subject, f"not run: {self.hangs[subject]} cases of {subject} hung")
+            hung = f"importing {subject}" if importing else f"{self.hangs[subject]} cases of {subject}"
+            self.stop(subject, f"not run: {hung} hung")
 
     def crash(self, case_id: str, event: Mapping[str, Any]) -> None:
         """Records that a worker died under a case, unless the case has a record."""
@@ -244,8 +258,9 @@ class _Session:
     def stop(self, subject: str, reason: str) -> None:
         """Tells workers not to run the rest of a subject's cases."""
         (self.run_.folder / STOPPED_FOLDER / subject).write_text(reason)
+        self.log.write("stopped", subject=subject, reason=reason)
 
-    def sweep(self, returncode: int | None) -> None:
+    def sweep(self) -> None:
         """After pytest's end: a case that was started and never finished crashed with its worker."""
         for case_id, event in list(self.running.items()):
             self.crash(case_id, event)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -151,6 +153,24 @@ def _shadows(space: Any, name: str) -> bool:
     """Whether a new attribute of a class hides one that it inherits."""
     bases = space.__mro__[1:] if isinstance(space, type) else ()
     return any(name in vars(base) for base in bases)
+
+
+@contextmanager
+def lent_streams() -> Iterator[None]:
+    """Lends standard output and error to a subject as objects that it may close, and restores its folder."""
+    own, folder = (sys.stdout, sys.stderr), os.getcwd()
+    sys.stdout, sys.stderr = (
+        os.fdopen(os.dup(number), "w", encoding="utf-8", errors="replace") for number in (1, 2)
+    )
+    lent = (sys.stdout, sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = own
+        os.chdir(folder)
+        for stream in lent:
+            with suppress(OSError, ValueError):
+                stream.close()
 
 
 @contextmanager

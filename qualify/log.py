@@ -21,10 +21,13 @@ LOG_NAME = "cases.jsonl"
 
 
 class LogWriter:
-    """Appends events to a log file; safe to use from several processes at once."""
+    """Appends events to a log file; safe to use from several processes at once.
+
+    The file is opened for each line, so that nothing that a subject does to open files can reach it.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path = path
 
     def write(self, event: str, **fields: Any) -> None:
         """Appends one event.
@@ -34,17 +37,17 @@ class LogWriter:
         """
         body = {"event": event, "time": time.time(), **jsonable(fields)}
         line = b"\n" + json.dumps(body, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        written = os.write(self._file, line)
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            written = os.write(file, line)
+        finally:
+            os.close(file)
         if written != len(line):
             raise OSError(28, f"only {written} of {len(line)} bytes of a log line were written")
 
     def finished(self, record: CaseRecord) -> None:
         """Appends the record of a finished case."""
         self.write("finished", record=record.to_json())
-
-    def close(self) -> None:
-        """Closes the file; nothing is buffered."""
-        os.close(self._file)
 
 
 @dataclass

@@ -185,9 +185,14 @@ def _plan_part(plan: Plan) -> dict[str, Any]:
 
 
 def _subject_facts(plan: Plan, log: Log) -> list[dict[str, Any]]:
-    missing = {"offers": [], "import_error": "no worker got as far as importing it"}
     return [
-        log.subjects.get(s.name, {"name": s.name, "origin": Path(s.given).name, **missing})
+        log.subjects.get(s.name)
+        or {
+            "name": s.name,
+            "origin": Path(s.given).name,
+            "offers": [],
+            "import_error": log.stopped.get(s.name, "no worker got as far as importing it"),
+        }
         for s in plan.subjects
     ]
 

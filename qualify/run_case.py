@@ -17,7 +17,7 @@ import torch
 from qualify.blank import blank
 from qualify.capabilities import ruled_out
 from qualify.case import Case, CheckOutput
-from qualify.guard import changed_state, unchanged
+from qualify.guard import changed_state, lent_streams, unchanged
 from qualify.plan import PlannedCase
 from qualify.records import CaseRecord, Comparison, Verdict
 from qualify.subjects import Subject, describe
@@ -90,7 +90,7 @@ def run_case(planned: PlannedCase, subject: Subject, worker: str = "") -> CaseRe
 
 def _guarded(planned: PlannedCase, subject: Subject, changes: list[str]) -> CaseRecord:
     try:
-        with unchanged(changes), _launches(subject) as launches:
+        with lent_streams(), unchanged(changes), _launches(subject) as launches:
             output = load_check(planned.run)(planned.case, subject)
         return _from_output(planned, output, changes, launches)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of a subject are its errors

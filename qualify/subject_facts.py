@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from qualify.canonical import digest_bytes
+from qualify.guard import lent_streams
 from qualify.probe import guarded
 from qualify.subjects import Subject, load_subject, offers
 
@@ -27,7 +28,8 @@ def load_and_describe(name: str, origin: str) -> tuple[Subject, dict[str, Any]]:
         origin: where it is loaded from.
     """
     before = set(sys.modules)
-    subject = load_subject(name, origin)
+    with lent_streams():
+        subject = load_subject(name, origin)
     return subject, facts(subject, set(sys.modules) - before)
 
 
