@@ -1,6 +1,7 @@
 """Modules with the kernel where each release of a framework keeps it, small enough for a CPU."""
 
-# mypy: disable-error-code="no-any-return, union-attr, index, arg-type, operator, assignment, misc, no-untyped-call"
+# mypy: disable-error-code="no-any-return, union-attr, index, arg-type, operator, assignment, misc"
+# mypy: allow-untyped-calls
 
 from __future__ import annotations
 

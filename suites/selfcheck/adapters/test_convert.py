@@ -1,6 +1,7 @@
 """Conversion finds the kernel of each layout, rounds exactly where the policy says, and can be undone."""
 
-# mypy: disable-error-code="no-any-return, union-attr, index, arg-type, operator, assignment, misc, no-untyped-call"
+# mypy: disable-error-code="no-any-return, union-attr, index, arg-type, operator, assignment, misc"
+# mypy: allow-untyped-calls
 
 from __future__ import annotations
 

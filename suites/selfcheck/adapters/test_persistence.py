@@ -1,6 +1,7 @@
 """A policy is saved and restored with its module; a checkpoint without one switches both sites off."""
 
-# mypy: disable-error-code="no-any-return, union-attr, index, arg-type, operator, assignment, misc, no-untyped-call"
+# mypy: disable-error-code="no-any-return, union-attr, index, arg-type, operator, assignment, misc"
+# mypy: allow-untyped-calls
 
 from __future__ import annotations
 
