@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,10 +29,18 @@ class Call:
     scale: float
     chunk_size: int
     packing: Packing
+    given: Mapping[str, Tensor]
 
     def term(self, x: Tensor, name: str) -> Tensor:
         """`x` where it enters the term `name`: without gradient if the backward pass forgets that term."""
         return x.detach() if name in self.semantics.lost else x
+
+    def stage(self, name: str, plan: Plan, computed: Tensor) -> Tensor:
+        """A computed stage, or the value that was given for it, with the gradient of the computed one."""
+        if name not in self.given:
+            return computed
+        value = by_chunk(plan, self.given[name].detach().to(computed.dtype))
+        return straight_through(computed, value)
 
 
 class Chunks(NamedTuple):
@@ -50,6 +59,7 @@ class Inside(NamedTuple):
     Attributes:
         g_cumsum: `[M, HV, C]` cumulative log decay.
         u, w, w_rounded: `[M, HV, C, V]`, `[M, HV, C, K]` twice.
+        v_new: V' where it is given, `[M, HV, C, V]`.
         w_backward: the W at which the backward is linearised, None for the rounded one.
         keys: `[M, HV, C, K]`, `exp(G_last - G) K`.
         carry: `[M, HV]`, `exp(G_last)`.
@@ -62,6 +72,7 @@ class Inside(NamedTuple):
     w: Tensor
     w_rounded: Tensor
     w_backward: Tensor | None
+    v_new: Tensor | None
     keys: Tensor
     carry: Tensor
     attention: Tensor
@@ -85,10 +96,10 @@ def gather(call: Call, plan: Plan, inputs: list[Tensor]) -> Chunks:
         q, k = (_to_value_heads(x, value_heads, "first") for x in (q, k))
     q, k, v = (arithmetic.store(x) for x in (q, k, v))
     g, beta = arithmetic.gates(g), arithmetic.gates(beta)
-    return Chunks(*(_by_chunk(plan, x) for x in (q, k, v, g, beta)))
+    return Chunks(*(by_chunk(plan, x) for x in (q, k, v, g, beta)))
 
 
-def _by_chunk(plan: Plan, x: Tensor) -> Tensor:
+def by_chunk(plan: Plan, x: Tensor) -> Tensor:
     """`[B, T, HV, ...]` as `[M, HV, C, ...]`."""
     slots = rows(x.flatten(0, 1), plan.tokens, plan.slots)
     return slots.view(len(slots) // plan.width, plan.width, *x.shape[2:]).transpose(1, 2)
@@ -123,6 +134,8 @@ def inside(call: Call, name: int, plan: Plan, chunks: Chunks) -> Inside:
         w_right = call.sites.w(w_right, (name, "right"))
     inverse = _inverse(call, system)
     u, w = _solve(call, name, inverse, system, u_right, w_right)
+    u, w = call.stage("u", plan, u), call.stage("w", plan, w)
+    w_rounded = w if semantics.w_rounded == "right_side" else call.sites.w(w, name)
 
     scores = arithmetic.matmul(term(q, "dq.attention"), term(k, "dk.attention").mT)
     visible = term(gamma, "dg.attention")
@@ -133,8 +146,9 @@ def inside(call: Call, name: int, plan: Plan, chunks: Chunks) -> Inside:
         g_cumsum=cumulative,
         u=u,
         w=w,
-        w_rounded=w if semantics.w_rounded == "right_side" else call.sites.w(w, name),
+        w_rounded=call.stage("w_rounded", plan, w_rounded),
         w_backward=_backward_w(call, name, inverse, w, w_right),
+        v_new=by_chunk(plan, call.given["v_new"].detach().to(u.dtype)) if "v_new" in call.given else None,
         keys=term(k, "dk.update") * term(to_end, "dg.update").unsqueeze(-1),
         carry=carry if semantics.update_decay else torch.ones_like(carry),
         attention=scores * visible * call.scale,

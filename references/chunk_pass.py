@@ -52,6 +52,8 @@ def step(call: Call, entry: State, chunk: Inside) -> tuple[Tensor, Tensor]:
     at = entry.raw.detach() if semantics.backward_state == "unrounded" else None
     incoming = term(_copied(entry.pick(semantics.v_reads), semantics.state_copy), "dstate.write")
     v_new = arithmetic.store(chunk.u - arithmetic.matmul(chunk.w_rounded, incoming, chunk.w_backward, at))
+    if chunk.v_new is not None:
+        v_new = straight_through(v_new, chunk.v_new)
     carried = term(entry.pick(semantics.update_reads), "dstate.carry")
     kept = times(chunk.carry[..., None, None], carried, at)
     added = arithmetic.matmul(chunk.keys.mT, term(v_new, "dv_new.update"))
@@ -150,7 +152,7 @@ def _final(call: Call, state: State, running: int) -> Tensor:
 
 def _split(inner: Inside, counts: tuple[int, ...]) -> list[Inside]:
     """The chunks of each step; one split of the whole, so that its gradient is one concatenation."""
-    needed = {"u", "w_rounded", "w_backward", "keys", "carry"}
+    needed = {"u", "w_rounded", "w_backward", "v_new", "keys", "carry"}
     columns = [
         torch.split(x, list(counts)) if key in needed and x is not None else (None,) * len(counts)
         for key, x in inner._asdict().items()

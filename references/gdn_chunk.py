@@ -14,6 +14,7 @@ Source: Yang et al., Gated Delta Networks (2024), section 3.3; the WY form of Bi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ def gdn_chunk(
     stages: dict[str, Tensor] | None = None,
     offsets: Offsets | None = None,
     entry_states: Tensor | None = None,
+    given: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes the chunk form exactly, or as `arithmetic` and `semantics` say.
 
@@ -75,6 +77,8 @@ def gdn_chunk(
         offsets: records the rounding offsets of this run, or replays frozen ones.
         entry_states: `[B, chunks, HV, K, V]`, the rounded state at the start of every chunk. Each chunk is
             then computed from its own, and the state does not pass from chunk to chunk.
+        given: values that replace `u`, `w`, `w_rounded` or `v_new` where they are computed, in the layout of
+            `stages`; what follows is computed from them, and gradients pass as if they had been computed.
 
     Returns:
         o: `[B, T, HV, V]` and the final state, shaped as the initial one, both fp64.
@@ -97,6 +101,7 @@ def gdn_chunk(
         scale=key_dim**-0.5 if scale is None else scale,
         chunk_size=chunk_size,
         packing=packing,
+        given=_known_stages(given or {}),
     )
     inputs = [x.to(torch.float64) for x in (q, k, v, g, beta)]
     entries = None if entry_states is None else entry_states.to(torch.float64).flatten(0, 1)
@@ -108,6 +113,10 @@ def gdn_chunk(
         stages.update(_stages(packing, outcome, (batch, length)))
     final = final if semantics.dht else scaled_gradient(final, 0.0)
     return o, final.mT if state_v_first != semantics.final_transposed else final
+
+
+REPLACEABLE = ("u", "w", "w_rounded", "v_new")
+"""The stages that `gdn_chunk` can be given."""
 
 
 def dg_magnitude(
@@ -144,6 +153,14 @@ def dg_magnitude(
         ]
         grads = torch.autograd.grad([y for y, _ in pairs], leaf, [dy for _, dy in pairs], allow_unused=True)
     return torch.zeros_like(leaf) if grads[0] is None else grads[0].detach()
+
+
+def _known_stages(given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    unknown = set(given) - set(REPLACEABLE)
+    if unknown:
+        names = ", ".join(REPLACEABLE)
+        raise ValueError(f"given stages must be among {names}, got {sorted(unknown)}; drop the others")
+    return given
 
 
 def _run(

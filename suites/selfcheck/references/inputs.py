@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,9 +69,10 @@ def run(
 
 
 def relative(actual: Tensor, expected: Tensor) -> float:
-    """The relative L2 distance; 0 for two empty or two zero tensors."""
+    """The relative L2 distance; 0 for equal tensors, infinite from zero."""
     distance = float((actual - expected).detach().norm())
-    return distance / float(expected.detach().norm()) if distance else 0.0
+    size = float(expected.detach().norm())
+    return 0.0 if distance == 0.0 else distance / size if size else math.inf
 
 
 def boundaries(*lengths: int) -> Tensor:
