@@ -103,8 +103,8 @@ class Arithmetic:
     def _solve(self, strictly_lower: Tensor) -> Tensor:
         return _unit_lower_inverse(strictly_lower)
 
-    def _summed(self, total: Tensor, magnitudes: Tensor) -> Tensor:
-        return total
+    def _prefix_sums(self, x: Tensor) -> Tensor:
+        return x.cumsum(-1)
 
     def _exponential(self, value: Tensor, exponent: Tensor) -> Tensor:
         return value
@@ -218,21 +218,25 @@ class Noisy(Arithmetic):
             return y
         unit = self._unit(y)
         if self._full_operands:
-            magnitudes = a.abs() @ b.abs()
+            # Each partial sum is rounded. In n steps they drift towards y and wander by the root of what they
+            # add: their mean square is about y^2 / 3 + sum((a b)^2) / 2. Twice that covers truncating units.
+            typical = torch.addcmul((a * a) @ (b * b) * 2.0, y, y, value=4.0 / 3.0).sqrt_()
         else:  # far below the noise of the operands: Cauchy and Schwarz's bound will do
-            magnitudes = torch.linalg.vector_norm(a, dim=-1, keepdim=True) * torch.linalg.vector_norm(
+            typical = torch.linalg.vector_norm(a, dim=-1, keepdim=True) * torch.linalg.vector_norm(
                 b, dim=-2, keepdim=True
             )
-        return y.addcmul_(magnitudes, unit, value=UNIT_ROUNDOFF * a.shape[-1] ** 0.5)
+        return y.addcmul_(typical, unit, value=UNIT_ROUNDOFF * a.shape[-1] ** 0.5)
 
     def _solve(self, strictly_lower: Tensor) -> Tensor:
         return _unit_lower_inverse(self._stored(strictly_lower, self.solve))
 
-    def _summed(self, total: Tensor, magnitudes: Tensor) -> Tensor:
+    def _prefix_sums(self, x: Tensor) -> Tensor:
         if self.accumulate == "exact":
-            return total
-        steps = (UNIT_ROUNDOFF * magnitudes).mul_(self._unit(total))
-        return self._stored(total + steps.cumsum(-1), "fp32")
+            return x.cumsum(-1)
+        magnitudes = x.abs().cumsum(-1) * (x != 0.0)  # adding zero is exact
+        # Twice the rounding of a sum: gates are often turned into binary logarithms, which rounds once more.
+        steps = x + magnitudes.mul_(self._unit(x)).mul_(2.0 * UNIT_ROUNDOFF)
+        return self.round(steps.cumsum(-1), "fp32", "nearest")  # equal sums stay equal
 
     def _exponential(self, value: Tensor, exponent: Tensor) -> Tensor:
         relative = (exponent.abs() * UNIT_ROUNDOFF).add_(EXP_ERROR).mul_(self._unit(value))
@@ -338,14 +342,11 @@ class _Cumsum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, arithmetic: Arithmetic, g: Tensor) -> Tensor:
         ctx.arithmetic = arithmetic
-        total = g.cumsum(-1)
-        return arithmetic._summed(total, total)
+        return arithmetic._prefix_sums(g)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
-        flipped = grads[0].flip(-1)
-        total = ctx.arithmetic._summed(flipped.cumsum(-1), flipped.abs().cumsum(-1))
-        return None, total.flip(-1)
+        return None, ctx.arithmetic._prefix_sums(grads[0].flip(-1)).flip(-1)
 
 
 class _Decay(torch.autograd.Function):

@@ -64,7 +64,9 @@ class Example:
 
     def setting(self) -> Setting:
         inputs, incoming = self.arguments()
-        return setting_of(*inputs, **incoming, **self.options)
+        keywords: dict[str, Any] = {**incoming, **self.options}
+        q, k, v, g, beta, *initial = inputs
+        return setting_of(q, k, v, g, beta, *initial, **keywords)
 
 
 def packed(N: int = 5, **sizes: Any) -> list[Tensor]:
