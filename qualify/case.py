@@ -30,7 +30,7 @@ class Case:
 
     @property
     def case_id(self) -> str:
-        """`subject/check[axis:level,...]regime#seed`."""
+        """``subject/check[axis:level,...]regime#seed``."""
         cell = ",".join(f"{axis}:{level}" for axis, level in self.levels.items())
         return f"{self.subject}/{self.check}[{cell}]{self.regime}#{self.seed}"
 

@@ -1,6 +1,6 @@
 """Subjects: the implementations that are judged, loaded from a module, a file or an entry point.
 
-A subject is a namespace. It offers some of
+A subject is a namespace. It offers some of::
 
     chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,
         use_qk_l2norm_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
