@@ -65,7 +65,9 @@ def lint(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation; a warning is an error, and no optional package may be needed."""
     install(session, ".[docs,sign]", constraints=CPU)
-    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html", *session.posargs)
+    session.run(
+        "sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html", *session.posargs
+    )
 
 
 @nox.session(name="qualify-cpu")
