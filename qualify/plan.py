@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -333,6 +333,11 @@ def plan_to_json(plan: Plan) -> str:
     return json.dumps(body, separators=(",", ":"))
 
 
+def _proof_from_json(row: Mapping[str, Any]) -> Proof:
+    missing = tuple(tuple((axis, level) for axis, level in one) for one in row["missing"])
+    return Proof(**{**row, "axes": tuple(row["axes"]), "missing": missing})
+
+
 def plan_from_json(text: str) -> Plan:
     """The inverse of `plan_to_json`.
 
@@ -346,7 +351,7 @@ def plan_from_json(text: str) -> Plan:
         for p in body["cases"]
     )
     covers = tuple(
-        CoverFacts(c["check"], c["sm"], replace(Proof(**c["proof"]), axes=tuple(c["proof"]["axes"])))
+        CoverFacts(c["check"], c["sm"], _proof_from_json(c["proof"]))
         for c in body["covers"]
     )
     subjects = tuple(PlannedSubject(**s) for s in body["subjects"])
