@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton.language as tl
 
 from kernels.compile_tier import Build
 from kernels.gdn import launch_table as launch_table  # registers the rows
@@ -162,7 +161,7 @@ def build_of(kernel: str, row: LaunchRow, shape: Shape, conversion: str) -> Buil
     if shape.packed:
         arguments |= metadata
     else:
-        absent |= {name: None for name in metadata}
+        absent |= dict.fromkeys(metadata)
     arguments |= dict.fromkeys(INTEGERS, "i32") | {"scale": "fp32"}
     constants = {**constants_of(kernel, row, shape, conversion), **absent}
     names = argument_names(described.entry)

@@ -87,7 +87,7 @@ def operand(x, MMA: tl.constexpr):
     """A tile as a matmul operand. The interpreter multiplies bf16 as integers, so there it stays in fp32."""
     if INTERPRET:
         wide = widen(x)
-        return widen(narrow(wide, MMA)) if MMA == tl.bfloat16 else wide
+        return widen(narrow(wide, MMA)) if tl.bfloat16 == MMA else wide
     elif x.dtype == tl.float32:
         return narrow(x, MMA)
     else:

@@ -180,7 +180,7 @@ def _(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Keeps what the backward needs; everything else is made again there."""
     *tensors, scale, _, state_v_first, state_format, state_block_v, w_format, input_precision = inputs
-    _, final_state, gate_sums, inverse, w = output
+    _, _, gate_sums, inverse, w = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(gate_sums, inverse, w)
     ctx.save_for_backward(*tensors, gate_sums, inverse, w if w_format else None)
