@@ -2,7 +2,7 @@
 
 An error has grown when it grew by more than the noise between the two runs, which is measured on the runs
 themselves: the spread (median absolute deviation, scaled to a standard deviation) of the logarithm of the
-ratio, over all cases that compare the same tensor in the same metric.
+ratio, over all cases of one check and carrier that compare the same tensor in the same metric.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ BETTER_FIRST = (Overall.QUALIFIED, Overall.QUALIFIED_WITH_WAIVERS, Overall.INCOM
 MAX_ROWS = 2000
 
 Key = tuple[str, str]
+"""Tensor and metric."""
+
+Family = tuple[str, str, str, str]
+"""Check, carrier, tensor and metric: comparisons whose errors are alike."""
 
 
 def compare(before: Receipt, after: Receipt) -> ComparisonWithBaseline:
@@ -90,7 +94,7 @@ def _verdicts(both: Sequence[tuple[CaseRecord, CaseRecord]]) -> Iterator[Moved]:
 
 def _comparisons(both: Sequence[tuple[CaseRecord, CaseRecord]]) -> Iterator[Moved]:
     """Errors that grew, budgets that loosened, comparisons that are no longer made."""
-    grown: dict[Key, list[tuple[float, CaseRecord, Comparison, Comparison]]] = defaultdict(list)
+    grown: dict[Family, list[tuple[float, CaseRecord, Comparison, Comparison]]] = defaultdict(list)
     looser: dict[tuple[str, str, str], list[tuple[float, CaseRecord, Comparison, Comparison]]] = defaultdict(
         list
     )
@@ -105,7 +109,9 @@ def _comparisons(both: Sequence[tuple[CaseRecord, CaseRecord]]) -> Iterator[Move
                 gone[a.check, c.tensor, c.metric].append(a)
                 continue
             if c.error > 0 and d.error > 0 and math.isfinite(c.error) and math.isfinite(d.error):
-                grown[_key(c)].append((math.log(d.error / c.error), b, c, d))
+                grown[b.check, b.levels.get("dtype", ""), *_key(c)].append(
+                    (math.log(d.error / c.error), b, c, d)
+                )
             if d.budget > c.budget * LOOSER:
                 ratio = d.budget / c.budget if c.budget else math.inf
                 looser[a.check, c.tensor, c.metric].append((ratio, b, c, d))
@@ -125,12 +131,15 @@ def _key(comparison: Comparison) -> Key:
     return comparison.tensor, comparison.metric
 
 
-def _grown(ratios: Mapping[Key, list[tuple[float, CaseRecord, Comparison, Comparison]]]) -> Iterator[Moved]:
-    for (tensor, metric), rows in ratios.items():
+def _grown(
+    ratios: Mapping[Family, list[tuple[float, CaseRecord, Comparison, Comparison]]],
+) -> Iterator[Moved]:
+    for (check, dtype, tensor, metric), rows in ratios.items():
         middle = median(row[0] for row in rows)
         spread = 1.4826 * median(abs(row[0] - middle) for row in rows)
         if middle > SHIFT and len(rows) >= SHIFT_CASES:
-            what = f"{tensor} {metric}, median of {text.plural(len(rows), 'case')}"
+            family = f"{tensor} {metric} of {check} {dtype}".strip()
+            what = f"{family}, median of {text.plural(len(rows), 'case')}"
             yield Moved("errors grew", what, "1", f"x {math.exp(middle):.3g}", True)
         for ratio, case, c, d in rows:
             if ratio - max(middle, 0.0) > max(GROWTH, SPREADS * spread) and d.budget > 0:

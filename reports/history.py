@@ -80,13 +80,17 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
             if "must be a receipt" not in str(error):
                 left_out.append(short(error, 300))
             continue
-        runs[run.id] = run
+        if run is not None:
+            runs[run.id] = run
     return sorted(runs.values(), key=lambda run: (run.time, run.id))[-MAX_RECEIPTS:], left_out
 
 
-def _run(path: Path) -> Run:
+def _run(path: Path) -> Run | None:
+    """What one receipt amounts to; nothing for that of a shard, which is no whole run."""
     receipt = load(path)
     body = receipt.body
+    if body.header.shard is not None:
+        return None
     cases = figures.judged(body.plan, body.cases)
     margins: dict[str, float] = {}
     executed = failed = 0

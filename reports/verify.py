@@ -6,6 +6,7 @@ run; the cover is counted again; every digest, the schema and the signature are 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ def _case(case: CaseRecord, raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _close(a: float, b: float) -> bool:
-    return a == b or abs(a - b) <= 1e-12 * max(abs(a), abs(b)) or (a != a and b != b)
+    return math.isclose(a, b, rel_tol=1e-12) or (math.isnan(a) and math.isnan(b))
 
 
 def _plan(receipt: Receipt) -> Iterator[str]:

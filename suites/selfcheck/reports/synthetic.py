@@ -132,19 +132,11 @@ def case(
 def broken(record: CaseRecord, looks_like: str | None = "state_off") -> CaseRecord:
     """The same case with its first tensor far outside its budget."""
     first = record.comparisons[0]
-    wrong = replace(
-        first,
-        error=max(first.budget, 1.0) * 3.7,
-        looks_like=looks_like,
-        excluded=(),
-        because="the error is too large",
-    )
-    return replace(
-        record,
-        comparisons=(wrong, *record.comparisons[1:]),
-        verdict=wrong.failure,
-        reason=f"{wrong.tensor}: {wrong.metric} {wrong.error:.3g} exceeds {wrong.budget:.3g}",
-    )
+    error = 3.7 * first.budget if first.budget else 12.0
+    wrong = replace(first, error=error, looks_like=looks_like, excluded=(), because="the error is too large")
+    comparisons = (wrong, *record.comparisons[1:])
+    verdict, reason = of_comparisons(comparisons)
+    return replace(record, comparisons=comparisons, verdict=verdict, reason=reason)
 
 
 def records(

@@ -1,0 +1,150 @@
+"""Files are hostile until read: none crashes, hangs or is half believed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qualify.canonical import canonical_bytes
+from reports.model import from_json, load, seal
+from reports.reading import MAX_BYTES, ReceiptError, parse_json
+from suites.selfcheck.reports import synthetic
+
+HOSTILE = {
+    "not text": b"\xff\xfe\x00",
+    "empty": b"",
+    "truncated": b'{"schema": "gdn-qualify/receipt", "body": {',
+    "deep lists": b"[" * 200_000,
+    "deep objects": b'{"a":' * 200_000,
+    "nan literal": b'{"schema": NaN}',
+    "infinity literal": b'{"schema": -Infinity}',
+    "a key twice": b'{"schema": "gdn-qualify/receipt", "schema": "other"}',
+    "a number of a million digits": b'{"schema": ' + b"9" * 1_000_000 + b"}",
+    "another document": b'{"version": 3, "runs": []}',
+    "a list": b"[]",
+    "null": b"null",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_foreign_file_is_refused_at_once_in_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "receipt.json"
+    path.write_bytes(HOSTILE[name])
+    start = time.perf_counter()
+    with pytest.raises(ReceiptError) as caught:
+        load(path)
+    assert time.perf_counter() - start < 5
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "receipt.json"
+    with path.open("wb") as file:
+        file.truncate(200 * 2**20)
+    start = time.perf_counter()
+    with pytest.raises(ReceiptError, match=f"at most {MAX_BYTES} bytes"):
+        load(path)
+    assert time.perf_counter() - start < 0.5
+
+
+def test_a_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ReceiptError, match="a folder"):
+        load(tmp_path)
+    with pytest.raises(ReceiptError, match="nothing"):
+        load(tmp_path / "receipt.json")
+
+
+def test_a_newer_schema_is_refused_with_the_remedy(sound: dict[str, Any]) -> None:
+    with pytest.raises(ReceiptError, match="newer than 1; update gdn-qualify"):
+        from_json({**sound, "schema_version": 2})
+
+
+@pytest.mark.parametrize("version", [0, "1", 1.5, None, True, [1]])
+def test_a_version_that_is_none_is_refused(sound: dict[str, Any], version: object) -> None:
+    with pytest.raises(ReceiptError, match="schema version"):
+        from_json({**sound, "schema_version": version})
+
+
+WRONG_TYPES: list[tuple[tuple[Any, ...], Any]] = [
+    (("header", "profile"), 3),
+    (("header", "verdict"), "FINE"),
+    (("header", "duration_s"), "quick"),
+    (("header", "harness"), None),
+    (("subjects",), {}),
+    (("subjects", 0, "files"), ["a"]),
+    (("plan", "cases"), True),
+    (("plan", "axes"), []),
+    (("environments", 0, "worker"), 7),
+    (("environments", 0, "gpu"), "H200"),
+    (("cases", 0, "verdict"), "perfect"),
+    (("cases", 0, "seed"), "0"),
+    (("cases", 0, "seed"), 0.5),
+    (("cases", 0, "levels"), None),
+    (("cases", 0, "comparisons"), {}),
+    (("controls", 0, "caught"), "yes"),
+    (("gates",), None),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), WRONG_TYPES)
+def test_a_wrong_type_is_refused_by_its_place(
+    sound: dict[str, Any], place: tuple[Any, ...], value: object
+) -> None:
+    body = json.loads(canonical_bytes(sound["body"]))
+    node = body
+    for step in place[:-1]:
+        node = node[step]
+    node[place[-1]] = value
+    with pytest.raises(ReceiptError, match=r"must be|must have"):
+        from_json(seal(body))
+
+
+@pytest.mark.parametrize("part", ["header", "subjects", "plan", "environments", "cases"])
+def test_a_missing_part_is_refused(sound: dict[str, Any], part: str) -> None:
+    body = {name: value for name, value in sound["body"].items() if name != part}
+    with pytest.raises(ReceiptError, match=part):
+        from_json(seal(body))
+
+
+def test_optional_parts_may_be_absent(sound: dict[str, Any]) -> None:
+    needed = ("header", "subjects", "plan", "environments", "cases")
+    assert from_json(seal({name: sound["body"][name] for name in needed})).body.controls == ()
+
+
+def test_a_pass_that_contradicts_its_comparisons_cannot_be_read(sound: dict[str, Any]) -> None:
+    body = json.loads(canonical_bytes(sound["body"]))
+    case = next(c for c in body["cases"] if c["verdict"] == "passed")
+    case["comparisons"][0]["error"] = case["comparisons"][0]["budget"] + 1
+    with pytest.raises(ReceiptError, match="contradicts itself"):
+        from_json(seal(body))
+
+
+def test_numbers_that_are_not_finite_are_read_back() -> None:
+    body = synthetic.body(6, failures=1)
+    case = next(c for c in body["cases"] if c["verdict"].startswith("failed"))
+    case["comparisons"][0]["error"] = "NaN"
+    case["comparisons"][0]["margin"] = "NaN"
+    read = from_json(seal(body)).body
+    comparison = next(c for c in read.cases if c.verdict == case["verdict"]).comparisons[0]
+    assert comparison.error != comparison.error
+    assert not comparison.passed
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_a_number_beyond_double_precision_is_refused(sound: dict[str, Any], number: str) -> None:
+    text = canonical_bytes(sound).decode().replace('"duration_s":312.4', f'"duration_s":{number}')
+    with pytest.raises(ReceiptError):
+        from_json(parse_json(text.encode(), "receipt"))
+
+
+def test_the_quick_way_of_reading_checks_the_id_too(tmp_path: Path, sound: dict[str, Any]) -> None:
+    path = synthetic.write(tmp_path / "receipt.json", sound)
+    assert load(path).id == sound["id"]
+    path.write_bytes(path.read_bytes().replace(b'"profile":"h100"', b'"profile":"b200"', 1))
+    with pytest.raises(ReceiptError, match="it was edited"):
+        load(path)
