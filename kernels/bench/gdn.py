@@ -258,15 +258,11 @@ def peak_mib(call: Callable[[], Any]) -> float:
 
 
 def fla_op() -> Op:
-    """FLA's own Triton kernels, with the guard that refuses them on Hopper switched off."""
+    """FLA's own Triton kernels, its refusal of Hopper with Triton 3.4 and newer switched off."""
     os.environ.setdefault("FLA_TILELANG", "0")
     module = importlib.import_module("fla.ops.gated_delta_rule")
-    for name in ("fla.ops.gated_delta_rule.chunk", "fla.ops.common.chunk_delta_h", "fla.ops.common.chunk_o",
-                 "fla.ops.gated_delta_rule.wy_fast"):  # fmt: skip
-        part = importlib.import_module(name)
-        for flag in ("IS_NVIDIA_HOPPER",):
-            if hasattr(part, flag):
-                setattr(part, flag, False)
+    guarded: Any = importlib.import_module("fla.ops.common.chunk_o")
+    guarded.TRITON_ABOVE_3_4_0 = False
 
     def op(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Any:
         return module.chunk_gated_delta_rule(q=q, k=k, v=v, g=g, beta=beta, **options)
