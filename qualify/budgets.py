@@ -69,7 +69,7 @@ def measure_noise(
 ) -> Noise:
     """Pools the errors of noise runs into a size of error for each element.
 
-    An element's own few runs say little about it, so its size is at least half of what its row (the channels
+    An element's own few runs say little about it, so its size is at least 0.7 of what its row (the channels
     of one token and head, a row of a state) shows, a tenth of what the whole tensor shows, and one rounding
     of an operand: kernels differ in which products they round.
 
@@ -88,7 +88,7 @@ def measure_noise(
     floor = rounding + UNDERFLOW * max(1.0, amplitude)
     if magnitude is not None:
         floor = floor + CANCELLED * roundoff * magnitude
-    pooled = torch.maximum(torch.maximum(own, row / 4), own.mean() / 100)
+    pooled = torch.maximum(torch.maximum(own, row / 2), own.mean() / 100)
     operand = (roundoff * expected).square() / 3.0
     sigma = (torch.maximum(pooled, operand) + floor.square() / 3.0).sqrt()
     return Noise(errors, sigma, floor, roundoff)

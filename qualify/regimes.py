@@ -61,6 +61,9 @@ AXES: Mapping[str, Axis] = MappingProxyType(
             (
                 "32x48",
                 "16x16",
+                "16x40",
+                "16x48",
+                "128x32",
                 "32x32",
                 "48x64",
                 "60x40",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from qualify.budgets import declaration_holds, judged_arithmetic
 from qualify.case import Case, CheckOutput
+from qualify.checks_table import CheckRow
 from qualify.compare import holds
 from qualify.records import Comparison
 from qualify.subjects import Subject
@@ -20,6 +21,7 @@ from suites.checks.evidence import (
     outcome_of,
     output_of,
 )
+from suites.checks.rows import DTYPES, OP, profiles
 
 PROBE = {"sites": "none", "grouping": "hv2", "length": "145", "heads": "32x48"}
 
@@ -87,3 +89,18 @@ def _not_looser(case: Case, subject: Subject) -> Comparison:
         f"{declared} is declared for {carrier}, with both sites off it computes in {measured}; declare that",
         derivation="errors with both sites off, held against the budget of fp32 operands",
     )
+
+
+ROWS = (
+    CheckRow(
+        "op.arithmetic",
+        "suites.checks.arithmetic:run",
+        "the declared arithmetic buys no room: neither coarser than usual nor than measured",
+        needs=OP,
+        axes={"dtype": DTYPES, "sites": ("none",)},
+        regimes=("random",),
+        strength="all",
+        must_run=tuple({"dtype": dtype} for dtype in DTYPES),
+        profiles=profiles("all", "all", quick={"dtype": ("fp32", "bf16")}, quick_strength="all"),
+    ),
+)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -143,7 +144,9 @@ def fresh(problem: Problem) -> Problem:
     return problem.with_(**copies)
 
 
-def evidence_for(problem: Problem, arithmetic: str, *, smooth: bool = False, runs: int = RUNS) -> Evidence:
+def evidence_for(
+    problem: Problem, arithmetic: str, *, smooth: bool = False, runs: int = RUNS, wide: bool = False
+) -> Evidence:
     """Runs the oracle exactly and noisily.
 
     Args:
@@ -151,12 +154,14 @@ def evidence_for(problem: Problem, arithmetic: str, *, smooth: bool = False, run
         arithmetic: precision of matmul operands, a key of `UNIT_ROUNDOFF`.
         smooth: whether the problem is one on which no rounding but that of the final state can flip.
         runs: noise runs with random rounding.
+        wide: whether stored tensors keep the range of fp32, whatever the carrier.
     """
     exact = expected(problem)
     final = smooth and problem.state_format is not None and problem.output_final_state
     semantics = UNROUNDED_FINAL if final else None
-    members = noise_runs(problem, arithmetic, runs, semantics=semantics)
-    members += deterministic_runs(problem, arithmetic, semantics)
+    store = arithmetic if wide else CARRIER_NAMES[problem.carrier]
+    members = noise_runs(problem, arithmetic, runs, semantics=semantics, store=store)
+    members += deterministic_runs(problem, arithmetic, semantics, store=store)
     evidence = Evidence(problem, arithmetic, smooth, exact, {}, {}, {})
     magnitude, amplitude = _dg_magnitude(problem), _amplitude(problem)
     for name, tensor in exact.tensors.items():
@@ -196,7 +201,13 @@ def evidence_for(problem: Problem, arithmetic: str, *, smooth: bool = False, run
 
 
 def noise_runs(
-    problem: Problem, arithmetic: str, runs: int, *, semantics: Semantics | None = None, seed: int = 1
+    problem: Problem,
+    arithmetic: str,
+    runs: int,
+    *,
+    semantics: Semantics | None = None,
+    seed: int = 1,
+    store: str | None = None,
 ) -> list[Outcome]:
     """Random members of the family of correct answers, all in one call: each has a copy of the heads.
 
@@ -206,8 +217,9 @@ def noise_runs(
         runs: how many with random rounding.
         semantics: a departure from the contract, or None.
         seed: chooses the members.
+        store: precision of stored tensors; default the carrier's.
     """
-    random = _noisy(problem, arithmetic, "stochastic", seed)
+    random = _noisy(problem, arithmetic, "stochastic", seed, store)
     if semantics is not None and (semantics.heads, semantics.gate_heads) != (
         CONTRACT.heads,
         CONTRACT.gate_heads,
@@ -218,7 +230,7 @@ def noise_runs(
 
 
 def deterministic_runs(
-    problem: Problem, arithmetic: str, semantics: Semantics | None = None
+    problem: Problem, arithmetic: str, semantics: Semantics | None = None, *, store: str | None = None
 ) -> list[Outcome]:
     """The members of the family that round as hardware does: to nearest, and TF32 operands by truncation too.
 
@@ -226,18 +238,19 @@ def deterministic_runs(
         problem: what is run.
         arithmetic: precision of matmul operands.
         semantics: a departure from the contract, or None.
+        store: precision of stored tensors; default the carrier's.
     """
     modes = ("nearest", "toward_zero") if arithmetic == "tf32" else ("nearest",)
     return [
-        expected(problem, semantics=semantics, arithmetic=_noisy(problem, arithmetic, mode, 1))
+        expected(problem, semantics=semantics, arithmetic=_noisy(problem, arithmetic, mode, 1, store))
         for mode in modes
     ]
 
 
-def _noisy(problem: Problem, arithmetic: str, mode: str, seed: int) -> Arithmetic:
-    carrier = CARRIER_NAMES[problem.carrier]
+def _noisy(problem: Problem, arithmetic: str, mode: str, seed: int, store: str | None) -> Arithmetic:
+    stored = store or CARRIER_NAMES[problem.carrier]
     gates = CARRIER_NAMES.get(problem.g.dtype, "fp32")
-    return Noisy(operand=arithmetic, store=carrier, seed=seed, mode=mode, gates=gates)
+    return Noisy(operand=arithmetic, store=stored, seed=seed, mode=mode, gates=gates)
 
 
 _HEAD_AXIS = {"initial_state": 1, "dht": 1, "A_log": 0, "dt_bias": 0}
@@ -291,15 +304,24 @@ def dtype_of(problem: Problem, tensor: str) -> torch.dtype:
     return problem.leaves()[tensor].dtype
 
 
-@lru_cache(maxsize=KEPT)
-def _cached(
-    levels: tuple[tuple[str, str], ...], regime: str, seed: int, device: str, arithmetic: str
-) -> Evidence:
-    levels_by_axis = dict(levels)
-    problem = build_problem(levels_by_axis, "random" if regime == TIE_FREE else regime, seed, device)
-    if regime != TIE_FREE:
-        return evidence_for(problem, arithmetic, smooth=is_one_chunk(problem))
-    return evidence_for(tie_free(problem), arithmetic, smooth=not too_coarse_for(problem))
+_kept: OrderedDict[Hashable, Evidence] = OrderedDict()
+
+
+def remembered(key: Hashable, make: Callable[[], Evidence]) -> Evidence:
+    """The evidence of a key, made once and kept as long as it is among the last `KEPT` that were used."""
+    evidence = _kept.pop(key) if key in _kept else make()
+    _kept[key] = evidence
+    while len(_kept) > KEPT:
+        _kept.popitem(last=False)
+    return evidence
+
+
+def _made(levels: Mapping[str, str], regime: str, seed: int, device: str, arithmetic: str) -> Evidence:
+    problem = build_problem(levels, "random" if regime == TIE_FREE else regime, seed, device)
+    if regime == TIE_FREE:
+        return evidence_for(tie_free(problem), arithmetic, smooth=not too_coarse_for(problem))
+    rounds = problem.state_format is not None or problem.w_format is not None
+    return evidence_for(problem, arithmetic, smooth=not rounds or is_one_chunk(problem))
 
 
 def is_one_chunk(problem: Problem) -> bool:
@@ -325,8 +347,9 @@ def evidence_of(case: Case, subject: Subject, *, arithmetic: str | None = None, 
     """
     at = {**case.levels, **levels}
     arithmetic = judged_arithmetic(subject.arithmetic, at.get("dtype", "fp32"), arithmetic)
-    known = tuple((axis, level) for axis, level in at.items() if axis in AXES)
-    return _cached(known, case.regime, case.seed, device_of(case), arithmetic)
+    known = {axis: level for axis, level in at.items() if axis in AXES}
+    key = (tuple(sorted(known.items())), case.regime, case.seed, device_of(case), arithmetic)
+    return remembered(key, lambda: _made(known, case.regime, case.seed, device_of(case), arithmetic))
 
 
 def output_of(comparisons: Sequence[Comparison], *problems: Problem) -> CheckOutput:

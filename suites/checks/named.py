@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from qualify.case import Case, CheckOutput
+from qualify.checks_table import CheckRow
 from qualify.records import Comparison
 from qualify.subjects import Subject
 from references.wrong_answers import WRONG_ANSWERS
@@ -22,6 +23,7 @@ from suites.checks.evidence import (
     outcome_of,
     output_of,
 )
+from suites.checks.rows import DTYPES, OP, profiles
 from suites.checks.tie_free import TIE_FREE
 
 PARTS = 4
@@ -96,3 +98,23 @@ def _shared_out(evidences: list[Evidence], part: int, fmt: str) -> list[list[str
         if chosen is not None:
             shares[chosen].append(name)
     return shares
+
+
+ROWS = (
+    CheckRow(
+        "op.named",
+        "suites.checks.named:run",
+        "every named wrong answer is told from the contract on a problem that shows it",
+        needs=OP,
+        axes={
+            "dtype": DTYPES,
+            "sites": ("both",),
+            "format": ("e4m3", "int8"),
+            "part": tuple(str(i) for i in range(PARTS)),
+        },
+        regimes=("random",),
+        strength="all",
+        must_run=tuple({"dtype": dtype} for dtype in DTYPES),
+        profiles=profiles("all", "all"),
+    ),
+)

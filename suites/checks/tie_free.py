@@ -164,4 +164,5 @@ class _Work:
             tile = new[..., left : left + width]
             scale = tile.abs().amax((-2, -1), keepdim=True) / grid.largest
             placed[..., left : left + width] = place_in_cells(tile / scale, grid, (-2, -1)) * scale
-        return (v + torch.linalg.pinv(spread) @ (placed - new)).to(torch.bfloat16).double()
+        inverse: Tensor = torch.linalg.pinv(spread)
+        return (v + inverse @ (placed - new)).to(torch.bfloat16).double()

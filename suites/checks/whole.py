@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from qualify.budgets import declaration_holds
 from qualify.case import Case, CheckOutput
+from qualify.checks_table import CheckRow, Constraint
+from qualify.regimes import VALUE_REGIMES
 from qualify.subjects import Subject
 from suites.checks.evidence import (
     Evidence,
@@ -14,6 +16,10 @@ from suites.checks.evidence import (
     output_of,
     turn,
 )
+from suites.checks.rows import OP, levels, profiles
+from suites.checks.tie_free import TIE_FREE
+
+LARGE = ("64x64", "96x48", "100x72", "128x128", "64x128", "256x16", "16x256")
 
 
 def run(case: Case, subject: Subject) -> CheckOutput:
@@ -42,3 +48,98 @@ def judged(case: Case, subject: Subject, evidence: Evidence, wrong_answers: tupl
     except WrongResultError as error:
         comparisons.append(error.comparison)
     return output_of(comparisons, evidence.problem)
+
+
+_CPU_HEADS = ("16x16", "32x48", "32x32", "48x64", "60x40", "100x72", "16x256", "128x128")
+_CPU_LENGTHS = ("1", "15", "16", "17", "63", "64", "65", "127", "129", "145", "257")
+
+ROWS = (
+    CheckRow(
+        "op.smooth",
+        "suites.checks.whole:run",
+        "both sites on over several chunks, where no code can flip: tight budgets see what flips would hide",
+        needs=OP,
+        axes=levels("dtype", "block_v", "sites", "layout", "gradients", "scalars", "strides")
+        | {
+            "grouping": ("hv1",),
+            "format": ("e4m3", "int8"),
+            "packing": ("single", "batch", "docs", "unequal"),
+            "length": ("129", "145", "257"),
+            "heads": ("16x16", "16x40", "32x48"),
+            "gates": ("zero", "weak", "ordinary"),
+        },
+        regimes=(TIE_FREE,),
+        constraints=(
+            Constraint(
+                {"gates": ("ordinary",), "heads": ("32x48",)},
+                "under decay the tokens of a chunk span too few keys to place every state element",
+            ),
+        ),
+        must_run=(
+            {"dtype": "bf16", "sites": "both"},
+            {"dtype": "fp16", "sites": "both"},
+            {"dtype": "fp32", "sites": "both"},
+        ),
+        profiles=profiles(quick={"dtype": ("fp32", "bf16"), "sites": ("both",), "length": ("145",)}),
+    ),
+    CheckRow(
+        "op.whole",
+        "suites.checks.whole:run",
+        "all eight tensors over shapes, packings, layouts, gates, activations, gradients and values",
+        needs=OP,
+        axes=levels(
+            "dtype",
+            "grouping",
+            "block_v",
+            "packing",
+            "sites",
+            "format",
+            "layout",
+            "length",
+            "heads",
+            "gates",
+            "fused",
+            "gradients",
+            "scalars",
+            "strides",
+        ),
+        regimes=tuple(VALUE_REGIMES),
+        constraints=(
+            Constraint(
+                {"sm": ("cpu",), "grouping": ("hv8", "hv4"), "heads": LARGE},
+                "minutes on a CPU for no new path",
+            ),
+            Constraint(
+                {"sm": ("cpu",), "heads": LARGE, "length": ("257",)}, "minutes on a CPU for no new path"
+            ),
+            Constraint(
+                {"regime": ("small",), "fused": ("gate", "sigmoid", "neg", "none")},
+                "the regime is about the normalisation",
+            ),
+        ),
+        must_run=(
+            {"dtype": "bf16", "grouping": "hv2"},
+            {"dtype": "fp16", "grouping": "hv2"},
+            {"dtype": "fp32", "grouping": "hv2"},
+        ),
+        profiles=profiles(
+            cpu_axes={"heads": _CPU_HEADS, "length": _CPU_LENGTHS},
+            quick={
+                "dtype": ("fp32", "bf16"),
+                "grouping": ("hv2",),
+                "heads": ("32x48", "48x64"),
+                "length": ("65", "129"),
+            },
+        ),
+    ),
+    CheckRow(
+        "op.absent",
+        "suites.checks.whole:run",
+        "states and gradients that are not given, not asked for or do not arrive",
+        needs=OP,
+        axes=levels("dtype", "packing", "sites", "format", "initial", "final", "gradients")
+        | {"length": ("65", "129"), "heads": ("16x16", "16x48"), "block_v": ("16",)},
+        regimes=("random",),
+        profiles=profiles(),
+    ),
+)

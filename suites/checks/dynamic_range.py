@@ -1,0 +1,147 @@
+"""The range between very large and very small numbers, where a narrower format in between shows.
+
+State and its gradient are fp32 whatever the carrier. A kernel that narrows them to fp16 before a matmul turns
+65,536 into infinity and 2^-25 into nothing; one that narrows nothing gives every element to the precision of
+its operands. The noise here has the operands' precision, but the range of fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from qualify.budgets import judged_arithmetic
+from qualify.case import Case, CheckOutput
+from qualify.checks_table import CheckRow, Constraint
+from qualify.problem import Problem
+from qualify.regimes import AXES, build_problem
+from qualify.subjects import Subject
+from suites.checks.evidence import device_of, evidence_for, remembered
+from suites.checks.rows import DTYPES, OP, profiles
+from suites.checks.whole import judged
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """A problem with numbers at the end of the range.
+
+    Attributes:
+        levels: over the levels of the case.
+        change: from an ordinary problem.
+        because: what narrows, overflows or vanishes.
+    """
+
+    levels: Mapping[str, str]
+    change: Callable[[Problem], Problem]
+    because: str
+
+
+def run(case: Case, subject: Subject) -> CheckOutput:
+    """Judges the eight tensors of one call at an end of the range.
+
+    Args:
+        case: the axis `extreme` names a row of `EXTREMES`; further levels as in `qualify.regimes.AXES`.
+        subject: what is judged.
+    """
+    extreme = EXTREMES[case.levels["extreme"]]
+    at = {axis: level for axis, level in {**case.levels, **extreme.levels}.items() if axis in AXES}
+    arithmetic = judged_arithmetic(subject.arithmetic, at.get("dtype", "fp32"))
+    wide = {"fp16": "tf32"}.get(arithmetic, arithmetic)
+    device = device_of(case)
+    evidence = remembered(
+        ("dynamic_range", case.levels["extreme"], tuple(at.items()), case.seed, device, wide),
+        lambda: evidence_for(
+            extreme.change(build_problem(at, "random", case.seed, device)), wide, smooth=True, wide=True
+        ),
+    )
+    return judged(case, subject, evidence, ())
+
+
+def _large_state(problem: Problem) -> Problem:
+    """State elements of 2^17 in key channels that no query and no key looks at; dq and dk still fit in
+    fp16."""
+    assert problem.initial_state is not None
+    state = problem.initial_state.clone()
+    state[:, :, :2] = torch.sign(state[:, :, :2]) * 2.0**17
+    q, k = problem.q.clone(), problem.k.clone()
+    q[..., :2], k[..., :2] = 0.0, 0.0
+    small = {n: None if x is None else x / 16 for n, x in (("do", problem.do), ("dht", problem.dht))}
+    return problem.with_(q=q, k=k, initial_state=state, **small)
+
+
+def _tiny_state_gradient(problem: Problem) -> Problem:
+    """An incoming gradient of 2^-25 on the final state and none on the output."""
+    assert problem.dht is not None
+    return problem.with_(do=None, dht=problem.dht * 2.0**-25)
+
+
+def _tiny_state(problem: Problem) -> Problem:
+    """State and values of 2^-30: carried in fp32, far below what fp16 holds."""
+    assert problem.initial_state is not None
+    return problem.with_(v=problem.v * 0.0, initial_state=problem.initial_state * 2.0**-30)
+
+
+def _huge_state(problem: Problem) -> Problem:
+    """A state of 2^100 that strong gates take away within the first tokens."""
+    assert problem.initial_state is not None
+    q, k = problem.q.clone(), problem.k.clone()
+    q[:, :4], k[:, :4] = 0.0, 0.0
+    return problem.with_(q=q, k=k, initial_state=problem.initial_state * 2.0**100)
+
+
+_ONE = {"packing": "single", "length": "63", "sites": "state", "grouping": "hv2"}
+_TWO = {"packing": "batch", "length": "65", "sites": "none", "grouping": "hv2"}
+
+EXTREMES: Mapping[str, Extreme] = MappingProxyType(
+    {
+        "large_state": Extreme(_ONE, _large_state, "a state above 65504 is narrowed to fp16"),
+        "large_state_carried": Extreme(_TWO, _large_state, "a carried state above 65504 is narrowed to fp16"),
+        "tiny_dht": Extreme(_ONE, _tiny_state_gradient, "a state gradient of 2^-25 is narrowed to fp16"),
+        "tiny_dht_carried": Extreme(
+            _TWO, _tiny_state_gradient, "a carried state gradient is narrowed to fp16"
+        ),
+        "tiny_state": Extreme(_ONE, _tiny_state, "a state of 2^-30 is narrowed to fp16"),
+        "huge_state": Extreme(
+            _ONE | {"gates": "strong"},
+            _huge_state,
+            "infinity times zero at the start of a chunk",
+        ),
+        "strong_gates": Extreme(
+            _TWO | {"gates": "strong"}, lambda p: p, "exp of a positive difference of gates"
+        ),
+        "extreme_gates": Extreme(
+            _TWO | {"gates": "extreme"}, lambda p: p, "exp of a positive difference of gates"
+        ),
+        "mixed_gates": Extreme(
+            _TWO | {"gates": "mixed"}, lambda p: p, "decays between nothing and everything"
+        ),
+    }
+)
+"""Name -> extreme."""
+
+
+ROWS = (
+    CheckRow(
+        "op.dynamic_range",
+        "suites.checks.dynamic_range:run",
+        "states and their gradients keep the range of fp32, whatever the carrier",
+        needs=OP,
+        axes={
+            "dtype": DTYPES,
+            "extreme": tuple(EXTREMES),
+            "heads": ("32x32", "48x64"),
+            "layout": ("kv", "vk"),
+        },
+        regimes=("random",),
+        constraints=(
+            Constraint({"extreme": ("huge_state",), "dtype": ("fp16",)}, "fp16 gradients do not hold 2^100"),
+        ),
+        must_run=tuple({"dtype": dtype, "extreme": "large_state"} for dtype in DTYPES),
+        profiles=profiles("pairs", "all"),
+    ),
+)
