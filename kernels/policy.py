@@ -143,8 +143,10 @@ def rules_from(config: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def policies_of(rules: Sequence[Rule], names: Sequence[str]) -> dict[str, ExecutionPolicy]:
-    """Module name -> its policy: that of the last rule that matches, else the default one.
+def policies_of(
+    rules: Sequence[Rule], names: Sequence[str], before: Mapping[str, ExecutionPolicy] | None = None
+) -> dict[str, ExecutionPolicy]:
+    """Module name -> its policy: that of the last rule that matches, else the one before, else the default.
 
     Raises:
         ValueError: a rule matches no module.
@@ -155,9 +157,9 @@ def policies_of(rules: Sequence[Rule], names: Sequence[str]) -> dict[str, Execut
                 f"module_name {rule.module_name!r} must match a supported module, got none of {list(names)}; "
                 f"correct the pattern or remove the rule"
             )
-    default = ExecutionPolicy()
+    otherwise = dict.fromkeys(names, ExecutionPolicy()) | dict(before or {})
     return {
-        name: next((r.policy for r in reversed(rules) if fnmatchcase(name, r.module_name)), default)
+        name: next((r.policy for r in reversed(rules) if fnmatchcase(name, r.module_name)), otherwise[name])
         for name in names
     }
 
@@ -221,13 +223,16 @@ def resolved_from_json(text: str) -> Resolved:
     return resolved
 
 
-def resolve(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Resolved]:
+def resolve(
+    config: Mapping[str, Any], names: Sequence[str], before: Mapping[str, Resolved] | None = None
+) -> dict[str, Resolved]:
     """Module name -> what it does under a configuration.
 
     Args:
         config: `quant_cfg` and `linear_attention`, each a list and each optional; `algorithm` is ignored, it
             belongs to calibration.
         names: names of the supported modules of a model.
+        before: what some of them do already, for a configuration that only changes something.
 
     Raises:
         TypeError, ValueError: the configuration is wrong, or an entry for this project matches nothing.
@@ -238,8 +243,13 @@ def resolve(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Resolv
             f"a configuration must have the keys quant_cfg and linear_attention, got {sorted(unknown)}; "
             f"remove them"
         )
-    sites = sites_of(entries_from(config.get("quant_cfg") or []), names)
-    policies = policies_of(rules_from(config.get("linear_attention") or []), names)
+    before = before or {}
+    entries, rules = (
+        entries_from(config.get("quant_cfg") or []),
+        rules_from(config.get("linear_attention") or []),
+    )
+    sites = sites_of(entries, names, {name: r.sites for name, r in before.items()})
+    policies = policies_of(rules, names, {name: r.policy for name, r in before.items()})
     return {name: Resolved(sites[name], policies[name]) for name in names}
 
 

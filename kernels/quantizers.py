@@ -123,17 +123,29 @@ def names_a_site(pattern: str) -> bool:
     return "gdn" in pattern
 
 
-def sites_of(entries: Sequence[Entry], names: Sequence[str]) -> dict[str, Sites]:
+def sites_of(
+    entries: Sequence[Entry], names: Sequence[str], before: Mapping[str, Sites] | None = None
+) -> dict[str, Sites]:
     """Module name -> its sites after all entries.
 
     An entry that does not name these quantizers, such as `*`, can switch them off, never on.
+
+    Args:
+        entries: in the order in which they act.
+        names: names of the modules.
+        before: what some modules do already; the others start with both sites off.
 
     Raises:
         ValueError: an entry that names them matches none, or asks for what a site cannot do.
     """
     quantizers = {f"{name}.{row.quantizer}": (name, site) for name in names for site, row in SITES.items()}
-    formats: dict[str, str] = {full: default_format(site) for full, (_, site) in quantizers.items()}
-    enabled = dict.fromkeys(quantizers, False)
+    started = {
+        full: getattr((before or {}).get(name, Sites()), site) for full, (name, site) in quantizers.items()
+    }
+    formats: dict[str, str] = {
+        full: fmt or default_format(quantizers[full][1]) for full, fmt in started.items()
+    }
+    enabled = {full: fmt is not None for full, fmt in started.items()}
     for entry in entries:
         matched = [full for full in quantizers if fnmatch(full, entry.pattern)]
         if names_a_site(entry.pattern) and not matched:

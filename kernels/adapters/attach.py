@@ -160,7 +160,7 @@ class SiteRule:
 
 
 class NamedKernel:
-    """Stands under a module-level kernel name: calls the rule of the converted module that runs, if one does.
+    """Stands under a module-level kernel name; calls the rule of the converted module that runs, if any.
 
     Attributes:
         original: the kernel that the name stood for.
@@ -174,7 +174,23 @@ class NamedKernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Whatever the original takes and returns."""
         rule = _ACTIVE.get()
-        return (self.original if rule is None else rule)(*args, **kwargs)
+        if rule is None:
+            check_not_by_a_converted_module(sys._getframe(1).f_locals.get("self"))
+            return self.original(*args, **kwargs)
+        return rule(*args, **kwargs)
+
+
+def check_not_by_a_converted_module(caller: Any) -> None:
+    """Refuses a call by a module that should round, but whose watched method something else has replaced.
+
+    Raises:
+        RuntimeError: the caller has a site on.
+    """
+    if isinstance(caller, torch.nn.Module) and is_converted(caller) and not policy_of(caller).resolved.off:
+        raise RuntimeError(
+            f"{type(caller).__name__} must call its kernel through the method that conversion put there, got "
+            f"another; convert the model after every tool that replaces methods"
+        )
 
 
 class WatchedMethod:

@@ -169,6 +169,19 @@ def test_a_method_that_ends_without_rounding_is_an_error(layout: str, op: Op, x:
         model(x)
 
 
+@pytest.mark.parametrize("layout", ["named", "named, split"])
+def test_a_watched_method_that_another_tool_replaced_is_an_error(layout: str, op: Op, x: Tensor) -> None:
+    model = Model(LAYOUTS[layout]())
+    convert(model)
+    module = attention(model)
+    for caller in layout_of(module).callers:
+        module.__dict__[caller] = getattr(type(module), caller).__get__(module)
+    with pytest.raises(RuntimeError, match="replaces methods"):
+        model(x)
+    policy_of(module).resolved = OFF
+    model(x)
+
+
 def test_a_method_that_another_tool_put_on_a_module_is_kept(op: Op, x: Tensor) -> None:
     model = Model(Named())
     module = attention(model)
