@@ -1,0 +1,1 @@
+"""Correct implementations that compute differently from the eager one and must qualify."""
