@@ -106,6 +106,9 @@ class Arithmetic:
     def _prefix_sums(self, x: Tensor) -> Tensor:
         return x.cumsum(-1)
 
+    def _suffix_sums(self, x: Tensor) -> Tensor:
+        return x.flip(-1).cumsum(-1).flip(-1)
+
     def _exponential(self, value: Tensor, exponent: Tensor) -> Tensor:
         return value
 
@@ -231,12 +234,21 @@ class Noisy(Arithmetic):
         return _unit_lower_inverse(self._stored(strictly_lower, self.solve))
 
     def _prefix_sums(self, x: Tensor) -> Tensor:
+        total = x.cumsum(-1)
         if self.accumulate == "exact":
-            return x.cumsum(-1)
-        magnitudes = x.abs().cumsum(-1) * (x != 0.0)  # adding zero is exact
-        # Twice the rounding of a sum: gates are often turned into binary logarithms, which rounds once more.
-        steps = x + magnitudes.mul_(self._unit(x)).mul_(2.0 * UNIT_ROUNDOFF)
-        return self.round(steps.cumsum(-1), "fp32", "nearest")  # equal sums stay equal
+            return total
+        # Adding zero is exact. Twice the rounding of a sum: gates are often turned into binary logarithms,
+        # which rounds once more.
+        steps = (total * (x != 0.0)).mul_(self._unit(x)).mul_(2.0 * UNIT_ROUNDOFF)
+        return self.round(total + steps.cumsum(-1), "fp32", "nearest")  # equal sums stay equal
+
+    def _suffix_sums(self, x: Tensor) -> Tensor:
+        total = super()._suffix_sums(x)
+        if self.accumulate == "exact":
+            return total
+        # Summed from the end, or as the whole less what comes before: either way as large as the largest sum.
+        largest = total.abs().amax(-1, keepdim=True) if x.shape[-1] else total
+        return torch.addcmul(total, largest, self._unit(x), value=2.0 * UNIT_ROUNDOFF)
 
     def _exponential(self, value: Tensor, exponent: Tensor) -> Tensor:
         relative = (exponent.abs() * UNIT_ROUNDOFF).add_(EXP_ERROR).mul_(self._unit(value))
@@ -346,7 +358,7 @@ class _Cumsum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
-        return None, ctx.arithmetic._prefix_sums(grads[0].flip(-1)).flip(-1)
+        return None, ctx.arithmetic._suffix_sums(grads[0])
 
 
 class _Decay(torch.autograd.Function):

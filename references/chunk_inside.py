@@ -196,11 +196,13 @@ def _solve(
         both = arithmetic.store(arithmetic.matmul(inverse, torch.cat([u_right, w_right], -1)))
         u, w = torch.split(both, [u_right.shape[-1], w_right.shape[-1]], -1)
         return u, w
-    with torch.no_grad():  # the right side whose exact solution is the rounded W
-        rounded = call.sites.w(arithmetic.store(arithmetic.matmul(inverse, w_right)), (name, "adjoint"))
-        right = rounded + system @ rounded
+    with torch.no_grad():
+        value = arithmetic.store(arithmetic.matmul(inverse, w_right))
+        rounded = call.sites.w(value, (name, "adjoint"))
+        right = rounded + system @ rounded  # the right side whose exact solution is the rounded W
     u = arithmetic.store(arithmetic.matmul(inverse, u_right))
-    return u, arithmetic.store(arithmetic.matmul(inverse, w_right, right=right))
+    w = arithmetic.store(arithmetic.matmul(inverse, w_right, right=right))
+    return u, straight_through(w, value)
 
 
 def _backward_w(call: Call, name: int, inverse: Tensor, w: Tensor, w_right: Tensor) -> Tensor | None:
