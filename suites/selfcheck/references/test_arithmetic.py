@@ -253,3 +253,26 @@ def test_unknown_precisions_are_refused() -> None:
     with pytest.raises(ValueError, match="mode must be one of"):
         Noisy(mode="up")
     assert EXACT.store(torch.ones(1)) == 1.0
+
+
+def test_large_tensors_are_rounded_with_draws_of_their_own() -> None:
+    x = torch.full((1_200_000,), 1.0 + 2.0**-9, dtype=torch.float64)
+    rounded = Noisy(seed=4).round(x, "bf16")
+    assert torch.equal(rounded, Noisy(seed=4).round(x, "bf16"))
+    assert not torch.equal(rounded, Noisy(seed=5).round(x, "bf16"))
+    up = (rounded > 1.0).to(torch.float64).mean()  # a quarter of a step above 1
+    assert abs(float(up) - 0.25) < 0.01
+
+
+def test_without_accumulation_noise_only_operands_and_stores_round() -> None:
+    inputs = make_inputs(T=70)
+    exact, quiet, noisy = (
+        run(gdn_chunk, inputs, arithmetic=arithmetic)
+        for arithmetic in (
+            EXACT,
+            Noisy(operand="ieee", store="fp32", accumulate="exact"),
+            Noisy(operand="ieee", store="fp32"),
+        )
+    )
+    for name, value in exact.items():
+        assert 0.0 < relative(quiet[name], value) < relative(noisy[name], value), name
