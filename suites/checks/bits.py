@@ -1,0 +1,171 @@
+"""Judging without tolerance: a problem on which every correct implementation gives the same bits."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from qualify.compare import Layout, compare_exact, layout_of
+from qualify.problem import Outcome, Problem
+from qualify.records import Comparison
+from qualify.subjects import Subject
+from references.wrong_answers import WRONG_ANSWERS, setting_of
+from suites.checks.evidence import WrongResultError, dtype_of, outcome_of
+from suites.oracle import expected
+
+Tensor = torch.Tensor
+
+Part = Callable[[Tensor], Tensor]
+"""Takes the part of a tensor that is judged."""
+
+KEPT = 24
+"""Problems whose wrong answers are kept in a process."""
+
+
+@dataclass(eq=False)
+class Exact:
+    """A problem, what every correct implementation returns for it, and what wrong ones return.
+
+    Attributes:
+        problem: never handed to a subject itself.
+        parts: the tensors that are judged, each with the part of it that is.
+        wrong: names of the wrong answers that it may exclude; None is all that apply.
+        derivation: why there is no tolerance.
+    """
+
+    problem: Problem
+    parts: dict[str, Part | None]
+    derivation: str
+    wrong: tuple[str, ...] | None = None
+    _answers: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    @cached_property
+    def expected(self) -> dict[str, Tensor]:
+        """The judged parts by name, in the dtypes of the contract."""
+        return self._parts_of(expected(self.problem))
+
+    def _parts_of(self, outcome: Outcome) -> dict[str, Tensor]:
+        found = {}
+        for name, part in self.parts.items():
+            x = outcome[name]
+            if x is not None:
+                x = x.to(dtype_of(self.problem, name))
+                found[name] = part(x) if part is not None else x
+        return {name: x for name, x in found.items() if x.numel()}
+
+    def candidates(self) -> list[str]:
+        """The wrong answers that can show on this problem."""
+        p = self.problem
+        setting = setting_of(
+            p.q,
+            p.k,
+            p.v,
+            p.g,
+            p.beta,
+            p.initial_state,
+            do=p.do,
+            dht=p.dht if p.output_final_state else None,
+            cu_seqlens=p.cu_seqlens,
+            state_format=p.state_format,
+            w_format=p.w_format,
+            state_block_v=p.state_block_v,
+        )
+        names = WRONG_ANSWERS if self.wrong is None else self.wrong
+        return [name for name in names if WRONG_ANSWERS[name].applies(setting)]
+
+    def answer(self, name: str) -> dict[str, Tensor]:
+        """The judged parts of a wrong answer."""
+        if name not in self._answers:
+            self._answers[name] = self._parts_of(
+                expected(self.problem, semantics=WRONG_ANSWERS[name].semantics)
+            )
+        return self._answers[name]
+
+    def judge(self, outcome: Outcome, prefix: str = "") -> list[Comparison]:
+        """Holds the judged parts of an outcome against the expected bits.
+
+        Args:
+            outcome: of a subject.
+            prefix: put before the tensors' names.
+        """
+        wholes = {name for name, part in self.parts.items() if part is None}
+        comparisons = []
+        for name, target in self.expected.items():
+            actual: object = outcome[name]
+            part = self.parts[name]
+            if part is not None and isinstance(actual, Tensor):
+                actual = _taken(part, actual)
+            layout = layout_of(name, self.problem.cu_seqlens, dims=target.dim()) if name in wholes else None
+            comparisons.append(self._compare(prefix + name, name, target, actual, layout))
+        if all(c.passed for c in comparisons):
+            return comparisons
+        return [_named(c, self._resembled(outcome)) for c in comparisons]
+
+    def _compare(
+        self, shown: str, name: str, target: Tensor, actual: object, layout: Layout | None
+    ) -> Comparison:
+        excluded = tuple(w for w in self.candidates_kept if _differs(self.answer(w).get(name), target))
+        return compare_exact(
+            shown, target, actual, layout=layout, derivation=self.derivation, excluded=excluded
+        )
+
+    @cached_property
+    def candidates_kept(self) -> list[str]:
+        """`candidates`, once."""
+        return self.candidates()
+
+    def _resembled(self, outcome: Outcome) -> str | None:
+        try:
+            actual = self._parts_of(outcome)
+        except (RuntimeError, IndexError, TypeError):
+            return None
+        for name in self.candidates_kept:
+            answer = self.answer(name)
+            if actual.keys() == answer.keys() and all(torch.equal(answer[t], actual[t]) for t in actual):
+                return name
+        return None
+
+
+def _taken(part: Part, actual: Tensor) -> object:
+    try:
+        return part(actual)
+    except (RuntimeError, IndexError):
+        return actual  # of a shape that has no such part: the comparison says so
+
+
+def _differs(answer: Tensor | None, target: Tensor) -> bool:
+    return answer is not None and not torch.equal(answer, target)
+
+
+def _named(comparison: Comparison, name: str | None) -> Comparison:
+    if comparison.passed or name is None:
+        return comparison
+    fields = {f: getattr(comparison, f) for f in comparison.__dataclass_fields__}
+    return Comparison(**{**fields, "looks_like": name})
+
+
+_kept: OrderedDict[Hashable, Exact] = OrderedDict()
+
+
+def remembered(key: Hashable, make: Callable[[], Exact]) -> Exact:
+    """The exact problem of a key, made once and kept while it is among the last `KEPT` that were used."""
+    exact = _kept.pop(key) if key in _kept else make()
+    _kept[key] = exact
+    while len(_kept) > KEPT:
+        _kept.popitem(last=False)
+    return exact
+
+
+def judged(subject: Subject, exacts: Sequence[tuple[str, Exact]]) -> list[Comparison]:
+    """Runs a subject on some exact problems, each with a prefix for its tensors' names."""
+    comparisons: list[Comparison] = []
+    for prefix, exact in exacts:
+        try:
+            comparisons += exact.judge(outcome_of(subject, exact.problem), prefix)
+        except WrongResultError as error:
+            comparisons.append(error.comparison)
+    return comparisons

@@ -1,0 +1,71 @@
+"""The exact regime: the whole op, all eight tensors, bit for bit, on inputs where only the sites round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qualify.case import Case, CheckOutput
+from qualify.checks_table import CheckRow, Constraint
+from qualify.exact_regimes import build_exact_problem
+from qualify.problem import TENSORS
+from qualify.subjects import Subject
+from suites.checks.bits import Exact, judged, remembered
+from suites.checks.evidence import device_of, output_of
+from suites.checks.rows import DTYPES, OP, levels, profiles
+
+DERIVATION = (
+    "every intermediate fits 8 significant bits (fp32 accumulators 24) in any order of summation, "
+    "which the generator proved for this input: all correct implementations give the same bits"
+)
+
+
+def run(case: Case, subject: Subject) -> CheckOutput:
+    """Judges the eight tensors of one call without tolerance.
+
+    Args:
+        case: levels of `qualify.exact_regimes.DEFAULTS` and a seed.
+        subject: what is judged.
+    """
+    exact = exact_of(case.levels, case.seed, device_of(case))
+    return output_of(judged(subject, [("", exact)]), exact.problem)
+
+
+def exact_of(levels: Mapping[str, str], seed: int, device: str) -> Exact:
+    """The proved problem of a cell with its expected tensors, kept for the next subject."""
+    key = ("exact", tuple(sorted(levels.items())), seed, device)
+    return remembered(
+        key, lambda: Exact(build_exact_problem(levels, seed, device), dict.fromkeys(TENSORS), DERIVATION)
+    )
+
+
+_AXES = levels("dtype", "sites", "format", "layout", "initial") | {
+    "grouping": ("hv1", "hv2"),
+    "block_v": ("16", "32"),
+    "packing": ("single", "docs", "batch", "empty_middle"),
+    "gradients": ("both", "output", "state"),
+    "length": ("65", "129"),
+    "heads": ("32x48", "48x64"),
+}
+
+ROWS = (
+    CheckRow(
+        "op.exact",
+        "suites.checks.exact:run",
+        "where nothing rounds but the sites, a single wrong bit is a fault, however small",
+        needs=OP,
+        axes=_AXES,
+        regimes=("exact",),
+        constraints=(
+            Constraint(
+                {"sm": ("cpu",), "packing": ("docs", "batch", "empty_middle"), "length": ("129",)},
+                "minutes under an interpreter for no new path",
+            ),
+        ),
+        must_run=tuple({"dtype": dtype, "sites": sites} for dtype in DTYPES for sites in ("both", "none")),
+        profiles=profiles(
+            "each",
+            "pairs",
+            quick={"dtype": ("bf16",), "sites": ("both",), "length": ("65",), "heads": ("32x48",)},
+        ),
+    ),
+)
