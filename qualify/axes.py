@@ -7,7 +7,7 @@ from typing import Literal
 
 from qualify.checks_table import Strength
 
-Kind = Literal["numerical", "shape", "layout", "machine"]
+Kind = Literal["numerical", "inputs", "shape", "layout", "machine"]
 
 SM_AXIS = "sm"
 REGIME_AXIS = "regime"

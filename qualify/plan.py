@@ -198,7 +198,7 @@ def _row_cells(
     space, forbidden = _space(tables, row, options, sm)
     own = sm == profile.sm
     strength: Strength = (options.strength or row.strength) if own else profile.elsewhere
-    numerical = [axis.name for axis in tables.axes if axis.kind == "numerical"] + [REGIME_AXIS]
+    numerical = [axis.name for axis in tables.axes if axis.kind == "numerical"]
     presets = row.must_run if own and options.must_run else ()
     if own:
         _refuse_impossible(row, presets, space, forbidden)

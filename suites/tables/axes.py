@@ -32,13 +32,13 @@ KINDS: Mapping[str, Kind] = {
     "initial": "numerical",
     "final": "numerical",
     "gates": "numerical",
-    "gradients": "numerical",
-    "fused": "numerical",
+    "gradients": "inputs",
+    "fused": "inputs",
     "conversion": "numerical",
     "checkpointing": "numerical",
     "layout": "layout",
     "strides": "layout",
-    "scalars": "layout",
+    "scalars": "inputs",
     "length": "shape",
     "heads": "shape",
 }
@@ -66,10 +66,15 @@ OWN_AXES: tuple[Axis, ...] = (
 )
 """Axes that do not shape the inputs of a call."""
 
+MORE_LEVELS: Mapping[str, tuple[str, ...]] = {"heads": ("16x40", "16x48", "128x32")}
+"""Levels of single rows, beyond those that every problem may take."""
+
 AXES: tuple[Axis, ...] = (
     *OWN_AXES,
     *(
-        Axis(name, tuple(dict.fromkeys(axis.levels)), KINDS[name], axis.because)
+        Axis(
+            name, tuple(dict.fromkeys((*axis.levels, *MORE_LEVELS.get(name, ())))), KINDS[name], axis.because
+        )
         for name, axis in PROBLEM_AXES.items()
     ),
 )
@@ -78,10 +83,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         {"sites": ("none", "w"), "format": ("int8",)},
         "the format is that of the state site, which is off; W is rounded to E4M3 alone",
-    ),
-    Constraint(
-        {"sites": ("none", "w"), "block_v": ("16", "32", "128")},
-        "the tile is that of the state site, which is off",
     ),
     Constraint(
         {"final": ("dropped",), "gradients": ("state",)},

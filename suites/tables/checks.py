@@ -6,7 +6,17 @@ import importlib
 
 from qualify.checks_table import CheckRow
 
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = (
+    "arithmetic",
+    "chunk",
+    "named",
+    "whole",
+    "dynamic_range",
+    "relations",
+    "documents",
+    "exact",
+    "slope",
+)
 """Modules of `suites.checks` with a tuple `ROWS`; the cheapest and sharpest evidence first."""
 
 CHECKS: tuple[CheckRow, ...] = tuple(

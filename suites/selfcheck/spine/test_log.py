@@ -48,7 +48,7 @@ def test_torn_line_spoils_itself_alone(tmp_path: Path) -> None:
     path = tmp_path / "log"
     write_all(path, Verdict.ERROR)
     whole = path.read_bytes().split(b"\n\n")
-    torn = whole[:3] + [whole[3][: len(whole[3]) // 2]]
+    torn = [*whole[:3], whole[3][: len(whole[3]) // 2]]
     path.write_bytes(b"\n\n".join(torn))
     LogWriter(path).finished(blank(PLAN.cases[7], Verdict.ERROR, "later"))
     log = read_log(path)
