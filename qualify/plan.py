@@ -136,8 +136,9 @@ def make_plan(
     rows = [r for r in tables.checks if profile.name in r.profiles and (profile.controls or not r.control)]
     for row in rows:
         options = row.profiles[profile.name]
+        known: _Known = []
         for sm in (profile.sm, *profile.other_sms):
-            found, proof = _row_cells(tables, row, options, profile, sm)
+            found, proof = _row_cells(tables, row, options, profile, sm, known)
             covers += [CoverFacts(row.name, sm, p) for p in proof]
             judged = [CONTROLS_SUBJECT] if row.control else [s.name for s in subjects]
             for name in judged:
@@ -191,8 +192,12 @@ def _listed(value: Any) -> Any:
     return [_listed(v) for v in value] if isinstance(value, list | tuple) else value
 
 
+_Known = list[tuple[object, list[Cell], list[Proof]]]
+"""What was asked of covertable for other SMs, with its answer: most SMs ask the same."""
+
+
 def _row_cells(
-    tables: Tables, row: CheckRow, options: Options, profile: Profile, sm: str
+    tables: Tables, row: CheckRow, options: Options, profile: Profile, sm: str, known: _Known
 ) -> tuple[list[tuple[Cell, bool]], list[Proof]]:
     """The cells of a row on one SM, each with whether it must run, and what they cover."""
     space, forbidden = _space(tables, row, options, sm)
@@ -202,10 +207,16 @@ def _row_cells(
     presets = row.must_run if own and options.must_run else ()
     if own:
         _refuse_impossible(row, presets, space, forbidden)
-    made = cells(space, forbidden, strength, numerical, presets)
+    question = (space, forbidden, strength, presets)
+    answer = next((row for row in known if row[0] == question), None)
+    if answer is None:
+        made = cells(space, forbidden, strength, numerical, presets)
+        answer = (question, made, proofs(space, forbidden, made, strength, numerical))
+        known.append(answer)
+    _, made, proof = answer
     firsts = [next((i for i, c in enumerate(made) if p.items() <= c.items()), -1) for p in presets]
     marked = [(cell, i in firsts) for i, cell in enumerate(made)]
-    return marked, proofs(space, forbidden, made, strength, numerical)
+    return marked, proof
 
 
 def _space(
@@ -350,9 +361,6 @@ def plan_from_json(text: str) -> Plan:
         PlannedCase(Case(**p["case"]), p["run"], tuple(p["needs"]), p["time_limit_s"], p["control"])
         for p in body["cases"]
     )
-    covers = tuple(
-        CoverFacts(c["check"], c["sm"], _proof_from_json(c["proof"]))
-        for c in body["covers"]
-    )
+    covers = tuple(CoverFacts(c["check"], c["sm"], _proof_from_json(c["proof"])) for c in body["covers"])
     subjects = tuple(PlannedSubject(**s) for s in body["subjects"])
     return Plan(Profile(**profile), body["tables"], body["seed"], subjects, cases, covers, body["document"])
