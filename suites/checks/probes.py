@@ -1,0 +1,446 @@
+"""Black-box probes: small calls of the op that lay a rounding site bare, so that it is judged bit by bit.
+
+`state`: no token writes (beta = 0): the final state is the initial one, rounded on entry and after each
+chunk. `write`: each token writes a row of its own (one-hot keys, beta = 1), so the state after each chunk is
+known to the last bit, with scales of any size. `w`: from an identity state with v = 0 and a key that begins
+with 1, the row of that 1 in the final state is the identity's minus the rounded row of W.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+
+from qualify.case import Case, CheckOutput
+from qualify.checks_table import CheckRow
+from qualify.problem import CARRIERS, Problem
+from qualify.regimes import Numbers
+from qualify.subjects import Subject
+from references.formats import grid_named, round_to_grid
+from suites.checks.bits import Exact, judged, remembered
+from suites.checks.evidence import device_of, output_of
+from suites.checks.rows import DTYPES, OP, levels, profiles
+
+Tensor = torch.Tensor
+
+OPERAND_BITS: Mapping[str, int] = MappingProxyType({"ieee": 24, "tf32": 11, "fp16": 11, "bf16": 8})
+"""Significant bits that a matmul operand keeps."""
+
+CARRIER_BITS: Mapping[str, int] = MappingProxyType({"fp32": 24, "fp16": 11, "bf16": 8})
+
+HEADS, VALUE_HEADS = 2, 4
+
+
+def run_state(case: Case, subject: Subject) -> CheckOutput:
+    """Judges the state site where nothing else happens: values, and the gradient that passes it.
+
+    Args:
+        case: levels of dtype, format, block_v, layout and length.
+        subject: what is judged.
+    """
+    return _run(case, subject, _state_probe)
+
+
+def run_write(case: Case, subject: Subject) -> CheckOutput:
+    """Judges the state site after every chunk, by what one-hot keys write.
+
+    Args:
+        case: levels of dtype, format, block_v, layout and initial.
+        subject: what is judged.
+    """
+    return _run(case, subject, _write_probe)
+
+
+def run_w(case: Case, subject: Subject) -> CheckOutput:
+    """Judges the W site by the row of the state that it moves alone, and its gradient by dk.
+
+    Args:
+        case: levels of dtype.
+        subject: what is judged.
+    """
+    return _run(case, subject, _w_probe, _w_codes_probe)
+
+
+Probe = Callable[[Mapping[str, str], int, Numbers], Exact]
+"""Makes an exact problem from levels and the bits that a matmul operand keeps."""
+
+
+def _run(case: Case, subject: Subject, *probes: Probe) -> CheckOutput:
+    declared = OPERAND_BITS.get(subject.arithmetic.get(case.levels["dtype"], "bf16"), 8)
+    bits = min(declared, CARRIER_BITS[case.levels["dtype"]])
+    exacts = list(zip(("", "codes."), (_made(case, bits, probe) for probe in probes), strict=False))
+    return output_of(judged(subject, exacts), *(exact.problem for _, exact in exacts))
+
+
+def _made(case: Case, bits: int, probe: Probe) -> Exact:
+    key = (probe.__name__, tuple(sorted(case.levels.items())), case.seed, device_of(case), bits)
+
+    def make() -> Exact:
+        exact = probe(case.levels, bits, Numbers(case.seed + 71))
+        exact.problem = _moved(exact.problem, device_of(case))
+        return exact
+
+    return remembered(key, make)
+
+
+def _moved(problem: Problem, device: str) -> Problem:
+    moved = {n: x.to(device) for n, x in vars(problem).items() if isinstance(x, Tensor)}
+    return problem.with_(**moved)
+
+
+# ---- state: nothing is written ----
+
+
+def _state_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
+    carrier, fmt, block = CARRIERS[at["dtype"]], at["format"], int(at["block_v"])
+    K, V = (int(n) for n in at["heads"].split("x"))
+    length = int(at["length"])
+    states = torch.stack(
+        [
+            torch.stack([pattern(numbers, K, V, block, fmt) for _ in range(VALUE_HEADS)])
+            for pattern in PATTERNS.values()
+        ]
+    ).float()
+    N = len(states)
+    dht = numbers.pick(GRADIENTS, *states.shape).float()
+    problem = Problem(
+        q=torch.zeros(N, length, HEADS, K).to(carrier),
+        k=numbers.pick((0.5, -0.5, 0.0, 0.25), N, length, HEADS, K).to(carrier),
+        v=numbers.pick((1.0, -2.0, 0.0, 3.0), N, length, VALUE_HEADS, V).to(carrier),
+        g=torch.zeros(N, length, VALUE_HEADS),
+        beta=torch.zeros(N, length, VALUE_HEADS),
+        initial_state=states,
+        do=torch.zeros(N, length, VALUE_HEADS, V).to(carrier),
+        dht=dht,
+        scale=1.0,
+        state_format=fmt,
+        state_block_v=block,
+    )
+    return Exact(
+        _laid_out(_packed(problem, at), at),
+        {"final_state": None, "dh0": None},
+        "no token writes (beta = 0) and nothing decays: the final state is the initial one, rounded, and its "
+        "gradient passes unchanged",
+    )
+
+
+GRADIENTS = (1.1, -3e-4, 1000.0, 2.0**-25, -(2.0**-60), 0.0, -7.3)
+"""Incoming gradients, some that a narrow format would lose."""
+
+
+def _random(numbers: Numbers, K: int, V: int, block: int, fmt: str) -> Tensor:
+    own = torch.exp2(numbers.uniform(math.ceil(V / block), low=-6, high=6)).repeat_interleave(block)[:V]
+    return numbers.bell(K, V) * own
+
+
+def _codes(numbers: Numbers, K: int, V: int, fmt: str) -> Tensor:
+    """Codes over the whole grid, with a sign."""
+    if fmt == "int8":
+        size = (numbers.uniform(K, V) * 127).floor()
+    else:
+        exponent = (numbers.uniform(K, V) * 17).floor() - 9
+        size = (1 + (numbers.uniform(K, V) * 8).floor() / 8) * torch.exp2(exponent)
+        size = size.clamp_max(416.0)
+    return size * numbers.pick((1.0, -1.0), K, V)
+
+
+def _middles(codes: Tensor, fmt: str) -> Tensor:
+    """The middle between each code and the next larger one."""
+    if fmt == "int8":
+        return codes + torch.sign(codes) * 0.5
+    step = torch.exp2(torch.frexp(codes).exponent.double().clamp_min(-5) - 4)
+    return codes + torch.where(codes < 0, -step, step) / 2
+
+
+def _crowned(x: Tensor, block: int, top: Tensor) -> Tensor:
+    """`x` with `top` `[tiles]` as the largest element of each tile, each in another row."""
+    x = x.clone()
+    for tile, start in enumerate(range(0, x.shape[1], block)):
+        x[(5 * tile + 3) % x.shape[0], start + tile % min(block, x.shape[1] - start)] = top[tile]
+    return x
+
+
+def _tops(numbers: Numbers, V: int, block: int, fmt: str, exact: bool) -> tuple[Tensor, Tensor]:
+    """Largest elements and scales `[V]` of each tile: powers of two, or any fp32 number."""
+    tiles = math.ceil(V / block)
+    largest = grid_named(fmt).largest
+    if exact:
+        scale = torch.exp2(numbers.pick((-7.0, -3.0, 0.0, 2.0, 5.0), tiles))
+        return scale * largest, scale.repeat_interleave(block)[:V]
+    top = torch.exp2(numbers.uniform(tiles, low=-5, high=5)).float()
+    scale = top / torch.full_like(top, largest)
+    return top.double(), scale.double().repeat_interleave(block)[:V]
+
+
+def _ties(numbers: Numbers, K: int, V: int, block: int, fmt: str) -> Tensor:
+    top, scale = _tops(numbers, V, block, fmt, exact=True)
+    return _crowned(_middles(_codes(numbers, K, V, fmt), fmt) * scale, block, top)
+
+
+def _near_ties(numbers: Numbers, K: int, V: int, block: int, fmt: str) -> Tensor:
+    top, scale = _tops(numbers, V, block, fmt, exact=True)
+    aside = 1 + numbers.pick((1, -1, 2, -2, 64, -64, 2048, -2048), K, V) * 2.0**-23
+    return _crowned(_middles(_codes(numbers, K, V, fmt), fmt) * aside * scale, block, top)
+
+
+def _generic_ties(numbers: Numbers, K: int, V: int, block: int, fmt: str) -> Tensor:
+    """Beside the middles under scales of 24 bits: the last bit of the quotient decides."""
+    top, scale = _tops(numbers, V, block, fmt, exact=False)
+    aside = 1 + numbers.pick((0, 1, -1, 2, -2, 3, -3), K, V) * 2.0**-23
+    return _crowned(_middles(_codes(numbers, K, V, fmt), fmt) * scale * aside, block, top)
+
+
+def _tiny(numbers: Numbers, K: int, V: int, block: int, fmt: str) -> Tensor:
+    """Tiles whose scale is near the smallest normal number, on both sides, and one that is zero."""
+    tiles = math.ceil(V / block)
+    edge = 2.0**-126 * grid_named(fmt).largest
+    top = edge * numbers.pick((1.0, 1.0 + 2.0**-20, 1.0 - 2.0**-20, 0.25, 3.0, 2.0**-10), tiles)
+    x = _codes(numbers, K, V, fmt).sign() * numbers.uniform(K, V) * top.repeat_interleave(block)[:V] * 0.99
+    x = _crowned(x, block, top)
+    x[:, :block] *= 1.0 if tiles == 1 else 0.0
+    return x
+
+
+def _huge(numbers: Numbers, K: int, V: int, block: int, fmt: str) -> Tensor:
+    """One element of each tile far above the rest, which falls on subnormal codes or on zero."""
+    tiles = math.ceil(V / block)
+    top = numbers.pick((3e3, -2e4, 1e4), tiles)
+    return _crowned(numbers.bell(K, V) * numbers.pick((1.0, 0.05), K, V), block, top)
+
+
+PATTERNS: Mapping[str, Callable[[Numbers, int, int, int, str], Tensor]] = MappingProxyType(
+    {
+        "random": _random,
+        "ties": _ties,
+        "near_ties": _near_ties,
+        "generic_ties": _generic_ties,
+        "tiny": _tiny,
+        "huge": _huge,
+    }
+)
+"""Initial states `[K, V]` by what is hard about them."""
+
+
+# ---- write: every token writes a row of its own ----
+
+
+def _write_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
+    carrier, fmt, block = CARRIERS[at["dtype"]], at["format"], int(at["block_v"])
+    K, V = (int(n) for n in at["heads"].split("x"))
+    N, length = 3, 3 * 64 - 5
+    given = at["initial"] == "given"
+    free = torch.stack([torch.stack([numbers.uniform(K).argsort() for _ in range(HEADS)]) for _ in range(N)])
+    kept = K // 4 if given else 0
+    writers = free[..., kept:]  # rows that the initial state leaves empty, each written once
+    at_token = (numbers.uniform(N, HEADS, length).argsort(-1)[..., : writers.shape[-1]]).sort(-1).values
+    k = torch.zeros(N, length, HEADS, K, dtype=torch.float64)
+    for n in range(N):
+        for h in range(HEADS):
+            k[n, at_token[n, h], h, writers[n, h]] = 1.0
+    v = short(
+        numbers.bell(N, length, VALUE_HEADS, V) * torch.exp2(numbers.uniform(N, length, 1, 1, high=4)), bits
+    )
+    initial = numbers.bell(N, VALUE_HEADS, K, V) * torch.exp2(numbers.uniform(N, VALUE_HEADS, 1, 1, high=3))
+    for n in range(N):
+        for h in range(VALUE_HEADS):
+            initial[n, h, writers[n, h * HEADS // VALUE_HEADS]] = 0.0
+    problem = Problem(
+        q=torch.zeros(N, length, HEADS, K).to(carrier),
+        k=k.to(carrier),
+        v=short(v, bits).to(carrier),
+        g=torch.zeros(N, length, VALUE_HEADS),
+        beta=torch.ones(N, length, VALUE_HEADS),
+        initial_state=initial.float() if given else None,
+        scale=1.0,
+        state_format=fmt,
+        state_block_v=block,
+    )
+    return Exact(
+        _laid_out(_packed(problem, at), at),
+        {"final_state": None},
+        "each token writes a row that was zero (one-hot keys, beta = 1): no product has to be rounded, and "
+        "the state after each chunk is the rounded one before it with v in the rows written",
+    )
+
+
+def short(x: Tensor, bits: int) -> Tensor:
+    """`x` (fp64) rounded to `bits` significant bits."""
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp(torch.round(mantissa * 2.0**bits) / 2.0**bits, exponent)
+
+
+# ---- w: one row of W in one row of the state ----
+
+TOKENS = 4
+"""Tokens of one chunk with keys of disjoint supports: each has its own scale, none sees another."""
+
+
+def _w_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
+    # where the carrier holds more bits than an operand, W is read exactly only if its scale is short as well
+    narrow = bits < CARRIER_BITS[at["dtype"]]
+    problem, rows = _w_problem(at, bits, 7 if narrow else bits, numbers)
+    return Exact(
+        _packed(problem, at),
+        {
+            "final_state": lambda x: x[:, :, :TOKENS],
+            "dk": lambda x: _own_keys(x.reshape(*rows.shape)),
+        },
+        "from an identity state, with v = 0 and keys that begin with 1 and do not overlap, the row of that 1 "
+        "is the identity's minus the rounded row of W; dk beside the 1 is minus the incoming gradient",
+    )
+
+
+def _w_codes_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
+    """As `_w_probe` with scales of any size; codes of W are read: they survive an operand's rounding."""
+    problem, rows = _w_problem(at, bits, bits, numbers)
+    scale = rows.abs().amax(-1).float() / torch.full((), grid_named("e4m3").largest)  # [N, TOKENS, H]
+    scale = scale.transpose(1, 2).repeat_interleave(VALUE_HEADS // HEADS, 1)[..., None]
+
+    def codes(final_state: Tensor) -> Tensor:
+        identity = torch.eye(TOKENS, final_state.shape[-1], device=final_state.device)
+        w = identity - final_state[:, :, :TOKENS].float()
+        return round_to_grid((w / scale.to(w.device)).contiguous(), grid_named("e4m3"))
+
+    return Exact(
+        _packed(problem, at),
+        {"final_state": codes},
+        "as the row of W itself, but only codes are read: neighbours differ by a sixteenth at least, and an "
+        "operand is rounded by less than a two-hundredth",
+    )
+
+
+def _w_problem(at: Mapping[str, str], bits: int, scale_bits: int, numbers: Numbers) -> tuple[Problem, Tensor]:
+    """The problem and its keys `[N, TOKENS, H, K]`."""
+    carrier = CARRIERS[at["dtype"]]
+    K = int(at["heads"].split("x")[0])
+    N = 8
+    k = torch.zeros(N, TOKENS, HEADS, K, dtype=torch.float64)
+    for t in range(TOKENS):
+        k[:, t, :, t::TOKENS] = _w_rows(numbers, (N, HEADS, K // TOKENS), bits, scale_bits)
+    dht = torch.zeros(N, VALUE_HEADS, K, K)
+    groups = slice(0, None, VALUE_HEADS // HEADS)  # one value head of each group: a sum would be rounded
+    dht[:, groups, :TOKENS] = short(numbers.pick(W_GRADIENTS, N, HEADS, TOKENS, K), 8).float()
+    problem = Problem(
+        q=torch.zeros(N, TOKENS, HEADS, K).to(carrier),
+        k=k.to(carrier),
+        v=torch.zeros(N, TOKENS, VALUE_HEADS, K).to(carrier),
+        g=torch.zeros(N, TOKENS, VALUE_HEADS),
+        beta=torch.ones(N, TOKENS, VALUE_HEADS),
+        initial_state=torch.eye(K).expand(N, VALUE_HEADS, K, K).contiguous(),
+        dht=dht,
+        scale=1.0,
+        w_format="e4m3",
+    )
+    return problem, k
+
+
+W_GRADIENTS = (1.1015625, -0.000301361083984375, 40.0, -0.15625, 3.015625, 2.0**-12)
+
+
+def _own_keys(dk: Tensor) -> Tensor:
+    """Of each token's dk `[N, TOKENS, H, K]` the elements in its own support but the first."""
+    return torch.stack([dk[:, t, :, t::TOKENS][..., 1:] for t in range(TOKENS)], 1)
+
+
+def _w_rows(numbers: Numbers, shape: tuple[int, int, int], bits: int, scale_bits: int) -> Tensor:
+    """Rows `[N, H, support]` that begin with 1 and have their largest element next to it.
+
+    A third has any values, a third lies on ties, under scales that are and are not powers of two, and a third
+    as close beside ties as `bits` bits allow, where a second rounding or another scale shows.
+    """
+    largest = grid_named("e4m3").largest
+    kind = numbers.uniform(*shape[:2], 1) * 3
+    any_values = numbers.bell(*shape) * torch.exp2(numbers.uniform(*shape[:2], 1, high=3))
+    scale = numbers.pick((1.0, 1.25, 1.5, 1.75), *shape[:2], 1) * torch.exp2(
+        numbers.pick((-7.0, -6.0), *shape[:2], 1)
+    )
+    codes = _codes(numbers, shape[0] * shape[1], shape[2], "e4m3")
+    ties = _middles(codes, "e4m3").reshape(shape) * scale
+    top = torch.where(kind < 1, any_values.abs().amax(-1, keepdim=True).clamp_min(1.25), largest * scale)
+    top = torch.where(kind < 2, top, largest / 128 * (1 + numbers.uniform(*shape[:2], 1)))
+    top = short(top / largest, scale_bits) * largest if scale_bits < bits else short(top, bits)
+    beside = _beside_ties(numbers, top / largest, shape[2], bits)
+    rows = torch.where(kind < 1, short(any_values, bits), torch.where(kind < 2, short(ties, bits), beside))
+    rows = torch.where(rows.abs() > top, top, rows)
+    rows[..., 0], rows[..., 1:2] = 1.0, top
+    return rows
+
+
+def _beside_ties(numbers: Numbers, scale: Tensor, count: int, bits: int) -> Tensor:
+    """Numbers of `bits` bits (12 at most) whose quotients by `scale` `[..., 1]` nearly are ties."""
+    steps = 2 ** (min(bits, 12) - 1)
+    mantissas = 1 + torch.arange(steps, dtype=torch.float64) / steps
+    values = torch.cat([mantissas * 2.0**e for e in range(-4, 1)])
+    quotient = values / scale
+    step = torch.exp2(torch.frexp(quotient).exponent.double().clamp_min(-5) - 4)
+    aside = (torch.remainder(quotient / step, 1.0) - 0.5).abs() * (step / quotient)
+    aside = torch.where((aside == 0) | (quotient > 400), torch.inf, aside)
+    nearest = aside.topk(count, largest=False).indices
+    return values[nearest] * numbers.pick((1.0, -1.0), *nearest.shape)
+
+
+# ---- layouts ----
+
+
+def _packed(problem: Problem, at: Mapping[str, str]) -> Problem:
+    """The batch as packed sequences, when the cell says so."""
+    if at.get("packing", "batch") != "docs":
+        return problem
+    N, length = problem.k.shape[:2]
+    tokens = [n for n in ("q", "k", "v", "g", "beta", "do") if getattr(problem, n) is not None]
+    flat = {n: getattr(problem, n).flatten(0, 1)[None] for n in tokens}
+    return problem.with_(**flat, cu_seqlens=torch.arange(N + 1, dtype=torch.int64) * length)
+
+
+def _laid_out(problem: Problem, at: Mapping[str, str]) -> Problem:
+    """States value-first, when the cell says so."""
+    if at.get("layout", "kv") != "vk":
+        return problem
+    states = [n for n in ("initial_state", "dht") if getattr(problem, n) is not None]
+    turned = {n: getattr(problem, n).mT.contiguous() for n in states}
+    return problem.with_(**turned, state_v_first=True)
+
+
+_STATE_AXES = levels("dtype", "format", "block_v", "layout") | {
+    "sites": ("state",),
+    "packing": ("batch", "docs"),
+}
+
+ROWS = (
+    CheckRow(
+        "probe.state",
+        "suites.checks.probes:run_state",
+        "the state site alone, with ties, near-ties, tiny and huge tiles, and the gradient that passes it",
+        needs=OP,
+        axes=_STATE_AXES | {"length": ("1", "65"), "heads": ("32x48", "16x16")},
+        regimes=("probe",),
+        must_run=tuple({"dtype": dtype, "format": fmt} for dtype in DTYPES for fmt in ("e4m3", "int8")),
+        profiles=profiles(
+            "pairs", "triples", quick={"dtype": ("bf16",), "length": ("1",), "heads": ("32x48",)}
+        ),
+    ),
+    CheckRow(
+        "probe.write",
+        "suites.checks.probes:run_write",
+        "the state after every chunk to the last bit, under scales of any size",
+        needs=OP,
+        axes=_STATE_AXES | {"initial": ("given", "zero"), "heads": ("32x48", "48x64")},
+        regimes=("probe",),
+        must_run=tuple({"dtype": dtype, "format": fmt} for dtype in DTYPES for fmt in ("e4m3", "int8")),
+        profiles=profiles("each", "pairs", quick={"dtype": ("bf16",), "heads": ("32x48",)}),
+    ),
+    CheckRow(
+        "probe.w",
+        "suites.checks.probes:run_w",
+        "single rows of W as they are rounded, and the gradient that passes the rounding",
+        needs=OP,
+        axes=levels("dtype") | {"sites": ("w",), "packing": ("batch", "docs"), "heads": ("32x32", "64x64")},
+        regimes=("probe",),
+        strength="all",
+        must_run=tuple({"dtype": dtype} for dtype in DTYPES),
+        profiles=profiles("pairs", "all", quick={"dtype": ("bf16",), "heads": ("32x32",)}),
+    ),
+)
