@@ -48,7 +48,7 @@ def qdq_rows_kernel(
     x_offset = outer_offset(row, N1, N2, xs0, xs1, xs2, OUTER)[:, None] + column * xsk
     y_offset = outer_offset(row, N1, N2, ys0, ys1, ys2, OUTER)[:, None] + column * ysk
     x = widen(tl.load(X + x_offset, mask=keep, other=0.0))
-    y = qdq_rows(x, FMT, CONVERSION)
+    y = qdq_rows(x, FMT, CONVERSION, X.dtype.element_ty.primitive_bitwidth == 16)
     tl.store(Y + y_offset, narrow(y, Y.dtype.element_ty), mask=keep)
 
 

@@ -33,7 +33,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_fitting_row_is_measured_and_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     w, _, state = bench.subjects(total_bytes=2**13, states=1)
     rows = bench.measure(w, repeats=2, device="cpu")
-    assert [r["launch_row"] for r in rows if r["default"]] == ["qdq_rows:e4096-w4"]
+    assert [r["launch_row"] for r in rows if r["default"]] == ["qdq_rows:e1024-w2"]
     assert all(r["ratio_to_copy"] == 1.0 for r in rows)
     assert rows[0]["gigabytes_per_s"] == pytest.approx(2 * 2**13 / 1e6)
     tiles = bench.measure(state, repeats=2, device="cpu")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -151,3 +152,17 @@ def test_no_elements_give_no_elements(shape: tuple[int, ...]) -> None:
         y.sum().backward()
         assert y.shape == shape
         assert x.grad is not None
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 8), (torch.float16, 11)], ids=str)
+def test_one_correction_divides_every_pair_of_short_significands(dtype: torch.dtype, bits: int) -> None:
+    """What `divide_short` does on a GPU, an fma being one rounding of what long double holds."""
+    significands = np.arange(1 << (bits - 1), 1 << bits).astype(np.float32)
+    scale = np.frexp(significands / np.float32(448.0))[0] * np.float32(2)
+    x, divisor = np.meshgrid(significands, scale)
+    reciprocal = np.float32(1.0) / divisor
+    quotient = x * reciprocal
+    remainder = (np.longdouble(x) - np.longdouble(quotient) * divisor).astype(np.float32)
+    corrected = (np.longdouble(quotient) + np.longdouble(remainder) * reciprocal).astype(np.float32)
+    assert (quotient != x / divisor).mean() > 0.2
+    assert (corrected == x / divisor).all()
