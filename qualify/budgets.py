@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import torch
 
-from qualify.compare import Layout, Limits, block_norms, holds, ulp
+from qualify.compare import Layout, Limits, block_norms, block_sums, holds, ulp
 from qualify.records import Comparison
 from qualify.subjects import USUAL_ARITHMETIC
 
@@ -32,8 +32,8 @@ UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
 COARSENESS: Mapping[str, int] = MappingProxyType({"ieee": 0, "tf32": 1, "fp16": 1, "bf16": 2})
 """Order of arithmetics from fine to coarse."""
 
-CANCELLED = 1.0 / 16.0
-"""Share of the roundoff of cancelling terms that survives in their sum: rounding errors have random signs."""
+CANCELLED = 0.5
+"""Error of a rounded operand over its unit roundoff, the largest: that of each of the terms that cancel."""
 
 UNDERFLOW = 2.0**-125
 """Absolute floor per unit of amplitude: below the smallest normal fp32 number a kernel may flush to zero."""
@@ -78,7 +78,8 @@ def measure_noise(
         runs: `[R, *shape]` fp64, the answers of the noise runs.
         dtype: dtype of the output that is judged.
         amplitude: largest input of the problem, the unit of underflow.
-        magnitude: sums of the magnitudes that cancel in `expected`, its shape; None where nothing cancels.
+        magnitude: size of the terms that cancel in `expected`, added as errors of random sign add up; its
+            shape; None where nothing cancels.
         roundoff: unit roundoff of the operands, the relative size of the error of each cancelling term.
     """
     errors = runs - expected
@@ -133,17 +134,25 @@ def derive_limits(
     total = max(float(norms.square().sum((1, 2)).sqrt().amax()), operand * float(units.norm()))
     deviates = math.sqrt(2.0 * math.log(max(8, expected.numel()))) / 2.0
     element = slack * (1.0 + deviates) * noise.sigma
+    few = slack * _few(noise.sigma, layout, deviates)
     if not smooth:
         element = torch.maximum(element, slack * _head_maxima(noise.errors, layout))
     if step is not None:
         element = element + step
     return Limits(
         total=slack * total + float(noise.floor.norm()),
-        head=slack * heads + floors.square().sum(0).sqrt(),
-        block=slack * torch.maximum(largest, typical) + floors,
+        head=torch.maximum(slack * heads, few.square().sum(0).sqrt()) + floors.square().sum(0).sqrt(),
+        block=torch.maximum(slack * torch.maximum(largest, typical), few) + floors,
         element=element + noise.floor,
         derivation=f"{slack:g} x the largest of {runs} runs of the oracle in {source} + output rounding",
     )
+
+
+def _few(sigma: Tensor, layout: Layout, deviates: float) -> Tensor:
+    """Norms `[blocks, H]` that blocks of few elements reach as easily as single elements reach their
+    limit."""
+    count = block_sums(torch.ones_like(sigma), layout).clamp_min(1.0)
+    return block_norms(sigma, layout) * (1.0 + deviates / count.sqrt())
 
 
 def _head_maxima(errors: Tensor, layout: Layout) -> Tensor:

@@ -14,7 +14,7 @@ SITES: Mapping[str, tuple[str, ...]] = {"state": ("state",), "w": ("w",), "both"
 """Level of the axis `sites` -> the sites that are on."""
 
 W_FORMAT = "e4m3"
-MAX_EVIDENCE = 3
+MAX_EVIDENCE = 1
 
 Place = tuple[str, str, str]
 """dtype, site, format; a wrong answer of no site in particular leaves the last two empty."""

@@ -28,6 +28,12 @@ HANGS_ALLOWED = 1
 """After one more than this the rest of the subject's cases is not run."""
 
 CRASHES_ALLOWED = 3
+IDLE_SHARE = 0.05
+"""A process that uses less of its time than this is waiting for something that does not come."""
+
+PATIENCE = 8.0
+"""A case is never left alone for longer than so many limits."""
+
 POLL_S = 0.1
 GRACE_S = 5.0
 
@@ -209,9 +215,8 @@ class _Session:
             handler = _HANDLERS.get(event["event"])
             if handler is not None:
                 handler(self, event)
-        now = time.time()
         for case_id, event in list(self.running.items()):
-            if now - event["time"] > event["limit_s"]:
+            if overdue(event, time.time() - event["time"], cpu_seconds(event["pid"])):
                 self.hang(case_id, event)
 
     def hang(self, case_id: str, event: Mapping[str, Any]) -> None:
@@ -264,6 +269,33 @@ class _Session:
         """After pytest's end: a case that was started and never finished crashed with its worker."""
         for case_id, event in list(self.running.items()):
             self.crash(case_id, event)
+
+
+def overdue(event: Mapping[str, Any], wall_s: float, cpu_s: float | None) -> bool:
+    """Whether a case has had its time.
+
+    On a machine that is busy with other things a case takes longer without hanging: what counts is the time
+    that its process was given, unless it asked for none, or waited beyond all measure.
+
+    Args:
+        event: the `started` event, with `limit_s` and `cpu_s`, the processor time that was used up to then.
+        wall_s: seconds since then.
+        cpu_s: processor time of the worker now; None where that is not known.
+    """
+    limit = float(event["limit_s"])
+    if cpu_s is None:
+        return wall_s > limit
+    given = cpu_s - float(event["cpu_s"])
+    return wall_s > limit and (given > limit or given < IDLE_SHARE * wall_s or wall_s > PATIENCE * limit)
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time that a process has used, all threads together; None where that is not known."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _on_started(session: _Session, event: Mapping[str, Any]) -> None:

@@ -143,6 +143,7 @@ def project(
         if not bool(d.any()) or not bool(torch.isfinite(d).all()):
             continue
         weights[tensor] = d / torch.maximum(noise[tensor].sigma, d.abs() / OUTLIER).square()
+        weights[tensor] = torch.where(_visible(d, noise[tensor]), weights[tensor], torch.zeros_like(d))
         powers[tensor] = block_sums(weights[tensor] * d, layouts[tensor])
     power = sum(float(p.sum()) for p in powers.values())
     if power <= 1.0:
@@ -153,6 +154,11 @@ def project(
     )
     wrong = tuple(_combined(weights, powers, layouts, run) for run in faulty)
     return Projection(name, weights, powers, layouts, correct, wrong, power)
+
+
+def _visible(d: Tensor, noise: Noise) -> Tensor:
+    """Elements whose departure is larger than the rounding of the output, or is dithered by noise that is."""
+    return torch.maximum(d.abs(), noise.errors.square().mean(0).sqrt()) >= noise.floor
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -116,7 +116,6 @@ class Worker:
         self.name = name
         self.log = LogWriter(folder / LOG_NAME)
         self._subjects: dict[str, Any] = {}
-        self._slot: int | None = None
         if "PYTEST_XDIST_WORKER" in os.environ:
             _take_device(folder)
 
@@ -128,13 +127,7 @@ class Worker:
         if stopped:
             return self._not_run(planned, stopped)
         subject = self._subject(plan, planned)
-        self.log.write(
-            "started",
-            case_id=planned.case_id,
-            worker=self.name,
-            pid=os.getpid(),
-            limit_s=planned.time_limit_s,
-        )
+        self._note_start(planned, planned.time_limit_s)
         try:
             record = run_case(planned, subject, self.name)
         except PoisonedWorkerError as poisoned:
@@ -143,13 +136,17 @@ class Worker:
         self.log.finished(record)
         return str(record.verdict), record.reason
 
+    def _note_start(self, planned: PlannedCase, limit_s: float, **more: str) -> None:
+        used = sum(os.times()[:2])
+        fields = {"worker": self.name, "pid": os.getpid(), "limit_s": limit_s, "cpu_s": used, **more}
+        self.log.write("started", case_id=planned.case_id, **fields)
+
     def stopped(self, subject: str) -> str:
         """Why the rest of a subject's cases is not run; empty while it is."""
         path = self.folder / STOPPED_FOLDER / subject
         return path.read_text() if path.exists() else ""
 
     def _not_run(self, planned: PlannedCase, reason: str) -> tuple[str, str]:
-
         self.log.finished(blank(planned, Verdict.NOT_RUN, reason, worker=self.name))
         return "not_run", reason
 
@@ -165,15 +162,7 @@ class Worker:
             if not self._subjects:
                 self._log_environment()
             origin = next(s.spec for s in plan.subjects if s.name == name)
-            limit = plan.profile.import_limit_s
-            self.log.write(
-                "started",
-                case_id=planned.case_id,
-                worker=self.name,
-                pid=os.getpid(),
-                limit_s=limit,
-                importing=name,
-            )
+            self._note_start(planned, plan.profile.import_limit_s, importing=name)
             subject, facts = load_and_describe(name, origin)
             self.log.write("subject", worker=self.name, facts=facts)
             self._subjects[name] = subject

@@ -124,7 +124,9 @@ def run_op(op: Callable[..., tuple[Tensor, Tensor | None]], problem: Problem) ->
     options["A_log"], options["dt_bias"] = fresh.get("dA_log"), fresh.get("ddt_bias")
     o, final_state = op(fresh["dq"], fresh["dk"], fresh["dv"], fresh["dg"], fresh["dbeta"], **options)
     tensors: dict[str, Tensor | None] = {"o": o, "final_state": final_state}
-    pairs = [(y, dy) for y, dy in ((o, problem.do), (final_state, problem.dht)) if dy is not None and y is not None]
+    pairs = [
+        (y, dy) for y, dy in ((o, problem.do), (final_state, problem.dht)) if dy is not None and y is not None
+    ]
     if pairs:
         gradients = torch.autograd.grad(
             [y for y, _ in pairs], list(fresh.values()), [dy for _, dy in pairs], allow_unused=True

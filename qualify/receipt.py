@@ -25,7 +25,9 @@ SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("receipt.schema.json")
 
 NO_RESULT = "the log has no result for this case"
-STATISTIC_DIGITS = 6
+STATISTIC_DIGITS = 4
+FIGURE_DIGITS = 6
+VALUE_DIGITS = 9
 
 
 def assemble(folder: Path) -> dict[str, Any]:
@@ -113,7 +115,8 @@ def compact(record: CaseRecord) -> dict[str, Any]:
     """A record as JSON without the fields that are on their defaults."""
     row = _without_defaults(record)
     row["comparisons"] = [
-        {**_without_defaults(_rounded(c)), "passed": c.passed, "margin": c.margin} for c in record.comparisons
+        {**_without_defaults(c), "passed": c.passed, "margin": _short(c.margin, FIGURE_DIGITS)}
+        for c in map(_rounded, record.comparisons)
     ]
     return row
 
@@ -130,12 +133,26 @@ def _without_defaults(record: CaseRecord | Comparison) -> dict[str, Any]:
 
 
 def _rounded(comparison: Comparison) -> Comparison:
-    """The same comparison with short figures where no verdict hangs on them."""
-    return replace(comparison, statistics={k: _short(v) for k, v in comparison.statistics.items()})
+    """The same comparison with short figures, where that does not change whether it passes."""
+    worst = comparison.worst
+    made = replace(
+        comparison,
+        error=_short(comparison.error, FIGURE_DIGITS),
+        budget=_short(comparison.budget, FIGURE_DIGITS),
+        statistics={k: _short(v, STATISTIC_DIGITS) for k, v in comparison.statistics.items()},
+        discrimination={k: _short(v, STATISTIC_DIGITS) for k, v in comparison.discrimination.items()},
+        worst=worst
+        and replace(
+            worst, expected=_short(worst.expected, VALUE_DIGITS), actual=_short(worst.actual, VALUE_DIGITS)
+        ),
+    )
+    if made.passed == comparison.passed:
+        return made
+    return replace(made, error=comparison.error, budget=comparison.budget)
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.{STATISTIC_DIGITS}g}") if math.isfinite(value) else value
+def _short(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else value
 
 
 def _header(

@@ -110,7 +110,9 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if self.failure not in FAILURES:
-            raise ValueError(f"failure must be a failing verdict, got {self.failure!r}; choose one of FAILURES")
+            raise ValueError(
+                f"failure must be a failing verdict, got {self.failure!r}; choose one of FAILURES"
+            )
         if not (self.budget >= 0.0 and math.isfinite(self.budget)):
             raise ValueError(f"budget must be finite and not negative, got {self.budget}; derive it first")
         if self.kind == "exact" and self.budget != 0.0:
@@ -159,7 +161,9 @@ class CaseRecord:
     def __post_init__(self) -> None:
         failing = [c for c in self.comparisons if not c.passed]
         if self.verdict is Verdict.PASSED and not self.comparisons:
-            raise ValueError(f"case {self.case_id} cannot pass without a comparison; record what was compared")
+            raise ValueError(
+                f"case {self.case_id} cannot pass without a comparison; record what was compared"
+            )
         if self.verdict is Verdict.PASSED and failing:
             raise ValueError(f"case {self.case_id} cannot pass: {failing[0].tensor} exceeds its budget")
         if self.verdict not in (Verdict.PASSED, Verdict.WAIVED) and not self.reason:
