@@ -1,0 +1,417 @@
+"""Properties of the op that need no oracle: repeats, checkpoints, borders, poison, memory and arguments."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from qualify.case import Case, CheckOutput
+from qualify.checks_table import CheckRow
+from qualify.compare import compare_exact, holds
+from qualify.problem import Outcome, Problem, run_op
+from qualify.records import Comparison, Verdict
+from qualify.regimes import build_problem
+from qualify.subjects import Subject
+from suites.checks.evidence import device_of, fresh, outcome_of, output_of
+from suites.checks.rows import DTYPES, OP, levels, profiles
+
+Tensor = torch.Tensor
+Op = Callable[..., tuple[Tensor, Tensor | None]]
+
+TOKENS = ("o", "dq", "dk", "dv", "dg", "dbeta")
+STATES = ("final_state", "dh0")
+
+
+def run_repeat(case: Case, subject: Subject) -> CheckOutput:
+    """Judges that equal calls give equal bits, with activation checkpointing too, and touch no input.
+
+    Args:
+        case: levels of `qualify.regimes.AXES` and of checkpointing.
+        subject: what is judged.
+    """
+    if not subject.deterministic:
+        return CheckOutput((), unsupported="the subject declares that repeated calls may differ")
+    problem = _problem(case)
+    first = outcome_of(subject, problem)
+    again = fresh(problem)
+    wrapped = replace(subject, chunk_gated_delta_rule=_checkpointed(_op(subject)))
+    second = run_op(_op(wrapped if case.levels.get("checkpointing") == "on" else subject), again)
+    comparisons = _equal(first, second, "repeated", Verdict.FAILED_NONDETERMINISTIC)
+    return output_of([*comparisons, *_untouched(problem, again)], problem)
+
+
+def run_borders(case: Case, subject: Subject) -> CheckOutput:
+    """Judges that nothing passes from one sequence, or one group of heads, to another.
+
+    Args:
+        case: levels of `qualify.regimes.AXES`.
+        subject: what is judged.
+    """
+    problem = _problem(case)
+    target = _inner(problem)
+    comparisons = [*_gradient_stays(subject, problem, target)]
+    if subject.deterministic:
+        comparisons += [*_poison_stays(subject, problem, target), *_head_poison_stays(subject, problem)]
+    return output_of(comparisons, problem)
+
+
+def run_memory(case: Case, subject: Subject) -> CheckOutput:
+    """Judges that nothing is read around the inputs and nothing of the results is left unwritten.
+
+    Args:
+        case: levels of `qualify.regimes.AXES`.
+        subject: what is judged.
+    """
+    if not subject.deterministic:
+        return CheckOutput((), unsupported="the subject declares that repeated calls may differ")
+    problem = _problem(case)
+    plain = outcome_of(subject, problem)
+    guarded = run_op(_op(subject), _embedded(problem))
+    with _dirty_allocator(device_of(case), problem):
+        dirty = outcome_of(subject, problem)
+    comparisons = [
+        *_equal(plain, guarded, "guard_zones", Verdict.FAILED_NUMERIC),
+        *_equal(plain, dirty, "dirty_memory", Verdict.FAILED_NUMERIC),
+    ]
+    return output_of(comparisons, problem)
+
+
+def run_arguments(case: Case, subject: Subject) -> CheckOutput:
+    """Judges what is returned for what is asked: no state, some gradients, none at all.
+
+    Args:
+        case: levels of `qualify.regimes.AXES`.
+        subject: what is judged.
+    """
+    problem = _problem(case)
+    op = _op(subject)
+    silent = problem.with_(output_final_state=False, do=None, dht=None)
+    _, state = _call(op, fresh(silent))
+    comparisons = [
+        holds(
+            "no_state_asked", int(state is not None), 1, "final_state must be None when it is not asked for"
+        )
+    ]
+    for wanted in (("dv",), ("dq", "dk"), ("dg",), ("dbeta", "dh0")):
+        comparisons.append(_only(op, fresh(problem), wanted))
+    return output_of(comparisons, problem)
+
+
+# ---- running ----
+
+
+def _op(subject: Subject) -> Op:
+    assert subject.chunk_gated_delta_rule is not None
+    return subject.chunk_gated_delta_rule
+
+
+def _problem(case: Case) -> Problem:
+    return build_problem(case.levels, case.regime, case.seed, device_of(case))
+
+
+def _checkpointed(op: Op) -> Op:
+    def wrapped(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        result: tuple[Tensor, Tensor | None] = checkpoint(op, *args, use_reentrant=False, **options)
+        return result
+
+    return wrapped
+
+
+def _call(op: Op, problem: Problem) -> tuple[Tensor, Tensor | None]:
+    return op(problem.q, problem.k, problem.v, problem.g, problem.beta, **problem.options())
+
+
+def _equal(a: Outcome, b: Outcome, prefix: str, failure: Verdict) -> list[Comparison]:
+    return [
+        compare_exact(
+            f"{prefix}.{name}", x, b[name], failure=failure, derivation="the same call, the same bits"
+        )
+        for name, x in a.tensors.items()
+        if x is not None and x.numel()
+    ]
+
+
+def _untouched(before: Problem, after: Problem) -> list[Comparison]:
+    """Every tensor that was handed over still holds its bits: inputs, boundaries and incoming gradients."""
+    return [
+        compare_exact(f"input.{name}", x, getattr(after, name), derivation="inputs are not written")
+        for name, x in vars(before).items()
+        if isinstance(x, Tensor) and x.numel()
+    ]
+
+
+# ---- borders ----
+
+
+def _sequences(problem: Problem) -> int:
+    return problem.k.shape[0] if problem.cu_seqlens is None else len(problem.cu_seqlens) - 1
+
+
+def _inner(problem: Problem) -> int:
+    """A sequence with tokens, not the first where there is another."""
+    filled = [n for n in range(_sequences(problem)) if problem.q[_span(problem, n)].numel()]
+    return filled[min(1, len(filled) - 1)]
+
+
+def _span(problem: Problem, sequence: int) -> tuple[slice, slice]:
+    """Where a sequence's tokens are, as slices of `[B, T]`."""
+    if problem.cu_seqlens is None:
+        return slice(sequence, sequence + 1), slice(None)
+    start, end = problem.cu_seqlens[sequence : sequence + 2].tolist()
+    return slice(None), slice(int(start), int(end))
+
+
+def _outside(problem: Problem, name: str, x: Tensor, sequence: int) -> Tensor:
+    """What of a tensor belongs to other sequences, flattened."""
+    keep = torch.ones_like(x, dtype=torch.bool)
+    if name in STATES:
+        keep[sequence] = False
+    else:
+        keep[_span(problem, sequence)] = False
+    return x[keep]
+
+
+def _gradient_stays(subject: Subject, problem: Problem, target: int) -> Iterator[Comparison]:
+    """With an incoming gradient in one sequence alone, every gradient of the others is exactly zero."""
+    if _sequences(problem) == 1 or problem.do is None:
+        return
+    do = torch.zeros_like(problem.do)
+    dht = None if problem.dht is None else torch.zeros_like(problem.dht)
+    do[_span(problem, target)] = problem.do[_span(problem, target)]
+    if dht is not None and problem.dht is not None:
+        dht[target] = problem.dht[target]
+    outcome = outcome_of(subject, problem.with_(do=do, dht=dht))
+    for name in ("dq", "dk", "dv", "dg", "dbeta", "dh0"):
+        x = outcome[name]
+        rest = _outside(problem, name, x, target) if x is not None else torch.zeros(0)
+        if rest.numel():
+            yield compare_exact(
+                f"border.{name}",
+                torch.zeros_like(rest),
+                rest,
+                derivation="no gradient crosses from one sequence to another",
+            )
+
+
+def _poison_stays(subject: Subject, problem: Problem, target: int) -> Iterator[Comparison]:
+    """NaN in every input of one sequence changes no bit of another, and shows in its own."""
+    if _sequences(problem) == 1:
+        return
+    clean, poisoned = outcome_of(subject, problem), fresh(problem)
+    where = _span(problem, target)
+    for x in (poisoned.q, poisoned.k, poisoned.v, poisoned.g, poisoned.beta):
+        x[where] = torch.nan
+    dirty = run_op(_op(subject), poisoned)
+    for name, x in clean.tensors.items():
+        if x is None or name not in TOKENS + STATES:
+            continue
+        y = dirty[name]
+        rest = _outside(problem, name, x, target)
+        if rest.numel() and isinstance(y, Tensor) and y.shape == x.shape:
+            yield compare_exact(
+                f"poison.{name}",
+                rest,
+                _outside(problem, name, y, target),
+                derivation="a sequence does not depend on its neighbours",
+            )
+    yield _appears("poison.appears", dirty["o"], lambda o: o[where])
+    yield _appears("poison.appears_in_state", dirty["final_state"], lambda s: s[target])
+
+
+def _head_poison_stays(subject: Subject, problem: Problem) -> Iterator[Comparison]:
+    """NaN in v of the last value head changes no bit of another head, and shows in its own."""
+    heads, value_heads = problem.k.shape[2], problem.v.shape[2]
+    clean, poisoned = outcome_of(subject, problem), fresh(problem)
+    poisoned.v[..., -1, :] = torch.nan
+    dirty = run_op(_op(subject), poisoned)
+    kept = {"o": -1, "dv": -1, "dg": -1, "dbeta": -1, "dq": heads - 1, "dk": heads - 1}
+    for name, last in kept.items():
+        x, y = clean[name], dirty[name]
+        if x is None or not isinstance(y, Tensor) or y.shape != x.shape or not x[:, :, :last].numel():
+            continue
+        yield compare_exact(
+            f"head_poison.{name}",
+            x[:, :, :last],
+            y[:, :, :last],
+            derivation="a head does not depend on the values of another",
+        )
+    state, after = clean["final_state"], dirty["final_state"]
+    if state is not None and value_heads > 1:
+        yield compare_exact(
+            "head_poison.final_state",
+            state[:, :-1],
+            after[:, :-1] if isinstance(after, Tensor) else after,
+            derivation="a head does not depend on the values of another",
+        )
+    yield _appears("head_poison.appears", dirty["o"], lambda o: o[..., -1, :])
+    if problem.state_format is not None:
+        # with every column of v poisoned, every tile of a sequence that has tokens holds NaN throughout
+        ends = problem.cu_seqlens
+        filled = [n for n in range(_sequences(problem)) if ends is None or ends[n + 1] > ends[n]]
+        yield _appears("head_poison.appears_in_state", after, lambda s: s[filled][:, -1], everywhere=True)
+
+
+def _appears(
+    name: str, x: Tensor | None, part: Callable[[Tensor], Tensor], *, everywhere: bool = False
+) -> Comparison:
+    """NaN that went in comes out: somewhere, or in every element."""
+    if x is None:
+        return holds(name, 0, 1)
+    found = part(x).isnan()
+    missing = not bool(found.all() if everywhere else found.any())
+    return holds(
+        name,
+        int(missing),
+        1,
+        "a NaN that went in became a number",
+        failure=Verdict.FAILED_NONFINITE,
+        derivation="a poisoned value is never laundered into a number",
+    )
+
+
+# ---- memory ----
+
+GUARD = 64
+"""Elements around every input, a multiple of what vector loads are aligned to."""
+
+
+def _embedded(problem: Problem) -> Problem:
+    """The same inputs inside larger buffers full of NaN (a huge integer around boundaries)."""
+    moved = {n: _guarded(x) for n, x in vars(problem).items() if isinstance(x, Tensor)}
+    return problem.with_(**moved)
+
+
+def _guarded(x: Tensor) -> Tensor:
+    x = x.contiguous()
+    fill = torch.nan if x.is_floating_point() else 2**30
+    buffer = torch.full((x.numel() + 2 * GUARD,), fill, dtype=x.dtype, device=x.device)
+    return buffer[GUARD : GUARD + x.numel()].view(x.shape).copy_(x)
+
+
+@contextlib.contextmanager
+def _dirty_allocator(device: str, problem: Problem) -> Iterator[None]:
+    """New memory holds NaN: on a GPU by leaving such blocks in the cache, on a CPU where tensors are made."""
+    if device != "cpu":
+        count = 4 * max(x.numel() for x in (problem.q, problem.k, problem.v))
+        blocks = [
+            torch.full((max(256, count >> shift),), torch.nan, device=device)
+            for shift in range(16)
+            for _ in "12"
+        ]
+        del blocks
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for owner, name in (
+            (torch, "empty"),
+            (torch, "empty_like"),
+            (torch, "empty_strided"),
+            (Tensor, "new_empty"),
+        ):
+            stack.enter_context(_replaced(owner, name))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str) -> Iterator[None]:
+    original = getattr(owner, name)
+
+    def filled(*args: Any, **options: Any) -> Tensor:
+        made: Tensor = original(*args, **options)
+        if made.is_floating_point() and made.device.type == "cpu":
+            with torch.no_grad():
+                made.fill_(torch.nan)
+        return made
+
+    setattr(owner, name, filled)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+# ---- arguments ----
+
+
+def _only(op: Op, problem: Problem, wanted: tuple[str, ...]) -> Comparison:
+    """Gradients of some inputs alone: they come, of the right shape and finite."""
+    named = problem.leaves()
+    wanted = tuple(name for name in wanted if name in named)
+    leaves = {n: x.detach().requires_grad_(n in wanted) for n, x in named.items()}
+    options = problem.options() | {"initial_state": leaves.get("dh0")}
+    o, final = op(leaves["dq"], leaves["dk"], leaves["dv"], leaves["dg"], leaves["dbeta"], **options)
+    pairs = [(y, dy) for y, dy in ((o, problem.do), (final, problem.dht)) if dy is not None and y is not None]
+    found = torch.autograd.grad(
+        [y for y, _ in pairs], [leaves[n] for n in wanted], [dy for _, dy in pairs], allow_unused=True
+    )
+    wrong = [
+        name
+        for name, dx in zip(wanted, found, strict=True)
+        if dx is None or dx.shape != named[name].shape or not bool(dx.isfinite().all())
+    ]
+    return holds(
+        f"only.{'_'.join(wanted)}",
+        len(wrong),
+        len(wanted),
+        f"asked for alone, {', '.join(wrong)} did not come",
+    )
+
+
+_AXES = levels("dtype", "sites", "layout") | {
+    "format": ("e4m3", "int8"),
+    "block_v": ("16", "32"),
+    "heads": ("32x48", "48x64", "60x40"),
+    "grouping": ("hv1", "hv2"),
+    "length": ("15", "65"),
+}
+_QUICK = {"dtype": ("bf16",), "sites": ("both",), "length": ("65",), "heads": ("32x48",)}
+_EACH_DTYPE = tuple({"dtype": dtype, "sites": "both"} for dtype in DTYPES)
+
+ROWS = (
+    CheckRow(
+        "op.repeat",
+        "suites.checks.invariants:run_repeat",
+        "equal calls give equal bits, also when a checkpoint runs the forward again, and no input is written",
+        needs=OP,
+        axes=_AXES
+        | {"checkpointing": ("off", "on"), "packing": ("single", "docs"), "strides": ("packed", "views")},
+        regimes=("random",),
+        must_run=_EACH_DTYPE,
+        profiles=profiles("each", "pairs", quick=_QUICK),
+    ),
+    CheckRow(
+        "op.borders",
+        "suites.checks.invariants:run_borders",
+        "sequences and heads are islands: no value, gradient or NaN crosses, and no NaN disappears",
+        needs=OP,
+        axes=_AXES | {"packing": ("batch", "docs", "unequal", "one_token", "empty_middle")},
+        regimes=("random",),
+        must_run=_EACH_DTYPE,
+        profiles=profiles("each", "pairs", quick=_QUICK),
+    ),
+    CheckRow(
+        "op.memory",
+        "suites.checks.invariants:run_memory",
+        "what lies around the inputs, and what new memory holds, must not matter",
+        needs=OP,
+        axes=_AXES | {"packing": ("single", "docs", "unequal")},
+        regimes=("random",),
+        must_run=_EACH_DTYPE,
+        profiles=profiles("each", "pairs", quick=_QUICK),
+    ),
+    CheckRow(
+        "op.arguments",
+        "suites.checks.invariants:run_arguments",
+        "results that are not asked for are not given, and gradients come one by one",
+        needs=OP,
+        axes=levels("dtype", "sites")
+        | {"packing": ("single", "docs"), "length": ("17",), "heads": ("32x48",)},
+        regimes=("random",),
+        profiles=profiles("each", "pairs"),
+    ),
+)
