@@ -7,15 +7,19 @@ import importlib
 from qualify.checks_table import CheckRow
 
 MODULES: tuple[str, ...] = (
+    "qdq",
+    "probes",
+    "exact",
     "arithmetic",
     "chunk",
     "named",
     "whole",
     "dynamic_range",
+    "invariants",
     "relations",
     "documents",
-    "exact",
     "slope",
+    "controls",
 )
 """Modules of `suites.checks` with a tuple `ROWS`; the cheapest and sharpest evidence first."""
 
