@@ -1,0 +1,277 @@
+"""Faults of indices, strides and masks, of what is written, and of what compilers and schedules do."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from suites.controls.control import Control
+from suites.subjects.eager import Call, EagerGDN, Notes
+
+Tensor = torch.Tensor
+
+
+def _as_if_contiguous(x: Tensor) -> Tensor:
+    """The first elements of a tensor's memory, read in the order of a contiguous one."""
+    if x.is_contiguous():
+        return x
+    strides = torch.empty(x.shape, device="meta").stride()
+    return x.as_strided(x.shape, strides, x.storage_offset())
+
+
+def _strides_ignored(self: EagerGDN, x: Tensor, n: Notes) -> Tensor:
+    return EagerGDN.gather(self, _as_if_contiguous(x.detach()), n)
+
+
+def _state_gradient_misread(self: EagerGDN, n: Notes, do: Tensor, dht: Tensor) -> None:
+    EagerGDN.backward(self, n, do, _as_if_contiguous(dht))
+
+
+def _writes_q(self: EagerGDN, call: Call) -> None:
+    EagerGDN.prepare(self, call)
+    call.q.detach().mul_(0.5)
+
+
+def _writes_do(self: EagerGDN, n: Notes, do: Tensor, dht: Tensor) -> None:
+    EagerGDN.backward(self, n, do, dht)
+    dht.detach().zero_()
+
+
+def _unwritten_tail(self: EagerGDN, y: Tensor, like: Tensor, n: Notes) -> Tensor:
+    written = EagerGDN.scatter(self, y, like, n)
+    out = torch.empty_like(written)
+    tokens = written.shape[1] // 16 * 16
+    out[:, :tokens] = written[:, :tokens]
+    return out
+
+
+def _dq_tile_missing(self: EagerGDN, n: Notes) -> None:
+    EagerGDN.through_attention(self, n)
+    n.dq = torch.cat([n.dq[..., :32], torch.zeros_like(n.dq[..., 32:])], -1)
+
+
+def _keys_beyond_tile(self: EagerGDN, n: Notes) -> Tensor:
+    whole = n.K // 16 * 16 or n.K
+    n.kk = self.dot(n.k[..., :whole], n.k[..., :whole].mT, n)
+    return (n.beta[..., None] * n.kk * n.gam).tril(-1)
+
+
+def _wide_keys(self: EagerGDN, n: Notes) -> None:
+    EagerGDN.through_attention(self, n)
+    if n.K < 64:
+        return
+    pair = self.dot(n.do, n.vn.mT, n).tril() * n.gam * n.options.scale
+    pair[..., :16, :] = 0.0
+    block = torch.zeros_like(pair)
+    block[..., 16:32, :16] = pair[..., 16:32, :16] - pair[..., 16:32, :16].mT
+    n.dk = n.dk - self.dot(block.mT, n.q, n)
+
+
+def _square_misread(self: EagerGDN, h0: Tensor | None, n: Notes) -> Tensor:
+    state = EagerGDN.entry(self, h0, n)
+    return state.mT if n.K == n.V and n.options.state_v_first else state
+
+
+def _square_miswritten(self: EagerGDN, n: Notes, v: Tensor) -> tuple[Tensor, Tensor]:
+    o, final = EagerGDN.outputs(self, n, v)
+    return o, final.mT.contiguous() if n.K == n.V else final
+
+
+def _later_chunks(self: EagerGDN, state: Tensor, c: int, n: Notes) -> Tensor:
+    vn = EagerGDN.corrected(self, state, c, n)
+    return vn if c == 0 else vn * (1.0 + 2.0**-7)
+
+
+def _one_element(self: EagerGDN, n: Notes) -> Tensor:
+    o = EagerGDN.read(self, n)
+    flat = o.view(-1)
+    largest = flat.abs().argmax()
+    flat[largest] *= 1.01
+    return o
+
+
+def _blocks_from_1024(self: EagerGDN, n: Notes) -> Tensor:
+    o = EagerGDN.read(self, n)
+    o.flatten(0, 1)[1024:] = torch.nan
+    return o
+
+
+def _final_state_in_bf16(self: EagerGDN, n: Notes, v: Tensor) -> tuple[Tensor, Tensor]:
+    o, final = EagerGDN.outputs(self, n, v)
+    return o, final.bfloat16()
+
+
+def _o_in_fp64(self: EagerGDN, n: Notes, v: Tensor) -> tuple[Tensor, Tensor]:
+    o, final = EagerGDN.outputs(self, n, v)
+    return o.double(), final
+
+
+def _any_order(self: EagerGDN, a: Tensor, b: Tensor, n: Notes) -> Tensor:
+    calls = self.__dict__.setdefault("dots", itertools.count())
+    if next(calls) % 3:
+        return EagerGDN.dot(self, a, b, n)
+    return EagerGDN.dot(self, a.flip(-1), b.flip(-2), n)
+
+
+def _race(self: EagerGDN, n: Notes) -> Tensor:
+    o = EagerGDN.read(self, n)
+    if next(self.__dict__.setdefault("calls", itertools.count())) % 2 and o.numel():
+        o[..., -1, :] *= 1.0 + 2.0**-7
+    return o
+
+
+def _fast_mode(self: EagerGDN, call: Call) -> None:
+    EagerGDN.prepare(self, call)
+    torch.backends.cuda.matmul.allow_tf32 = not torch.backends.cuda.matmul.allow_tf32
+
+
+def _boundaries_consumed(
+    self: EagerGDN, cu_seqlens: Tensor | None, B: int, T: int
+) -> list[tuple[int, int]]:
+    spans = EagerGDN.boundaries(self, cu_seqlens, B, T)
+    if cu_seqlens is not None:
+        cu_seqlens[-1] += 0 if len(spans) < 2 else 1
+    return spans
+
+
+MEMORY = (
+    Control(
+        "strides_ignored",
+        "memory",
+        "a view is read as if it were contiguous",
+        {"gather": _strides_ignored},
+        tier="whole",
+        looks=("plain",),
+    ),
+    Control(
+        "strides_of_dht_ignored",
+        "memory",
+        "a strided incoming gradient is read as if it were contiguous",
+        {"backward": _state_gradient_misread},
+        tier="whole",
+        looks=("plain",),
+    ),
+    Control(
+        "q_overwritten",
+        "memory",
+        "a prologue scales q in place",
+        {"prepare": _writes_q},
+        looks=("invariants",),
+    ),
+    Control(
+        "dht_overwritten",
+        "memory",
+        "the backward uses the incoming gradient as its workspace",
+        {"backward": _writes_do},
+        looks=("invariants",),
+    ),
+    Control(
+        "boundaries_overwritten",
+        "memory",
+        "the offsets are changed in place",
+        {"boundaries": _boundaries_consumed},
+        looks=("invariants",),
+    ),
+    Control(
+        "tail_unwritten",
+        "memory",
+        "tokens beyond the last whole tile are never written",
+        {"scatter": _unwritten_tail},
+        looks=("exact",),
+    ),
+    Control(
+        "dq_tile_missing",
+        "memory",
+        "the grid is too small for the last tile of dq",
+        {"through_attention": _dq_tile_missing},
+        looks=("exact_wide", "plain"),
+    ),
+    Control(
+        "keys_beyond_tile_dropped",
+        "memory",
+        "the loop over keys ends with the last whole tile",
+        {"interaction": _keys_beyond_tile},
+        tier="whole",
+        looks=("odd",),
+    ),
+    Control(
+        "wide_keys_mistransposed",
+        "device",
+        "the tile of 64 keys alone takes an untransposed block",
+        {"through_attention": _wide_keys},
+        looks=("odd",),
+    ),
+    Control(
+        "square_state_misread",
+        "state",
+        "the layout of a square state is not noticed",
+        {"entry": _square_misread},
+        looks=("square",),
+    ),
+    Control(
+        "square_state_miswritten",
+        "state",
+        "a square final state is written in the other layout",
+        {"outputs": _square_miswritten},
+        looks=("square",),
+    ),
+    Control(
+        "later_chunks",
+        "device",
+        "one bit is lost in every chunk but the first",
+        {"corrected": _later_chunks},
+        looks=("exact",),
+    ),
+    Control(
+        "one_element",
+        "device",
+        "one element in thousands is off by 1 %",
+        {"read": _one_element},
+        looks=("exact",),
+    ),
+    Control(
+        "blocks_from_1024",
+        "device",
+        "blocks from the 1,024th on fail on one architecture",
+        {"read": _blocks_from_1024},
+        tier="whole",
+        looks=("documents",),
+    ),
+    Control(
+        "final_state_in_bf16",
+        "state",
+        "the final state has another dtype",
+        {"outputs": _final_state_in_bf16},
+        looks=("probe_state",),
+    ),
+    Control(
+        "o_in_fp64",
+        "memory",
+        "the output has another dtype",
+        {"outputs": _o_in_fp64},
+        looks=("probe_state",),
+    ),
+    Control(
+        "race",
+        "device",
+        "two writers of one row, now and then",
+        {"read": _race},
+        looks=("invariants",),
+    ),
+    Control(
+        "any_order",
+        "device",
+        "sums are taken in an order that changes from call to call",
+        {"dot": _any_order},
+        looks=("invariants",),
+    ),
+    Control(
+        "global_switch",
+        "device",
+        "a numeric switch of the process is changed and left so",
+        {"prepare": _fast_mode},
+        looks=("exact",),
+    ),
+)
+"""Each leaves most of the answer as it should be."""

@@ -1,0 +1,246 @@
+"""Faults of decay, precision, dynamic range and activations."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from suites.controls.control import Control
+from suites.subjects.eager import EagerGDN, Notes
+
+Tensor = torch.Tensor
+
+
+def _no_update_decay(self: EagerGDN, n: Notes) -> Tensor:
+    return torch.ones_like(n.G_last)
+
+
+def _by_column(self: EagerGDN, state: Tensor, vn: Tensor, c: int, n: Notes) -> Tensor:
+    columns = torch.arange(n.V, device=state.device) % 4
+    rows = (n.at.C - 1 - 2 * columns).clamp_min(0)
+    decay = self.decay(n.G[c][:, rows])[:, None, :]
+    return decay * state + self.dot(n.kd[c].mT, vn, n)
+
+
+def _restarted(self: EagerGDN, g: Tensor, n: Notes) -> Tensor:
+    blocks = F.pad(g, (0, -g.shape[-1] % 16)).unflatten(-1, (-1, 16))
+    return blocks.cumsum(-1).flatten(-2)[..., : g.shape[-1]]
+
+
+def _factored(self: EagerGDN, G: Tensor, n: Notes) -> Tensor:
+    keep = torch.ones(n.at.C, n.at.C, dtype=torch.bool, device=G.device).tril()
+    product = self.decay(G)[..., :, None] * self.decay(-G)[..., None, :]
+    return torch.where(keep, product, torch.zeros_like(product))
+
+
+def _masked_after(self: EagerGDN, G: Tensor, n: Notes) -> Tensor:
+    difference = G[..., :, None] - G[..., None, :]
+    keep = torch.ones(n.at.C, n.at.C, dtype=G.dtype, device=G.device).tril()
+    return self.decay(difference) * keep
+
+
+def _base_two(self: EagerGDN, G: Tensor) -> Tensor:
+    return G.exp2()
+
+
+def _bf16_gate(self: EagerGDN, g: Tensor, n: Notes) -> Tensor:
+    return EagerGDN.cumulate(self, g.bfloat16().to(g.dtype), n)
+
+
+def _bf16_sum(self: EagerGDN, g: Tensor, n: Notes) -> Tensor:
+    return EagerGDN.cumulate(self, g, n).bfloat16().to(g.dtype)
+
+
+def _exclusive(self: EagerGDN, g: Tensor, n: Notes) -> Tensor:
+    return EagerGDN.cumulate(self, g, n) - g
+
+
+def _fp16_state(self: EagerGDN, state: Tensor, c: int, n: Notes) -> Tensor:
+    return EagerGDN.corrected(self, state.half().float(), c, n)
+
+
+def _fp16_state_gradient(self: EagerGDN, ds: Tensor, dvn: Tensor, c: int, n: Notes) -> Tensor:
+    return EagerGDN.state_gradient(self, ds.half().float(), dvn, c, n)
+
+
+def _bf16_state(self: EagerGDN, state: Tensor, vn: Tensor, c: int, n: Notes) -> Tensor:
+    return EagerGDN.update(self, state, vn, c, n).bfloat16().to(state.dtype)
+
+
+def _bf16_flow(self: EagerGDN, n: Notes) -> None:
+    EagerGDN.through_attention(self, n)
+    flow = self.dot(n.do, n.vn.mT, n).tril() * n.p
+    lost = flow.bfloat16().float() - flow
+    n.dcum = n.dcum + lost.sum(-1) - lost.sum(-2)
+
+
+def _root_of_epsilon(self: EagerGDN, x: Tensor) -> Tensor:
+    y = x.float()
+    return (y / (y.norm(dim=-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def _norm_detached(self: EagerGDN, x: Tensor) -> Tensor:
+    y = x.float()
+    return (y * (y.square().sum(-1, keepdim=True) + 1e-6).rsqrt().detach()).to(x.dtype)
+
+
+def _never_negative(self: EagerGDN, beta: Tensor, allow_neg_eigval: bool) -> Tensor:
+    return EagerGDN.strength(self, beta, False)
+
+
+def _bias_behind(self: EagerGDN, g: Tensor, A_log: Tensor, dt_bias: Tensor | None) -> Tensor:
+    bias = 0.0 if dt_bias is None else dt_bias.float().reshape(-1)
+    return -A_log.float().reshape(-1).exp() * (F.softplus(g.float()) + bias).clamp_min(0.0)
+
+
+def _gate_detached(self: EagerGDN, g: Tensor, A_log: Tensor, dt_bias: Tensor | None) -> Tensor:
+    return EagerGDN.gate(self, g, A_log.detach(), dt_bias)
+
+
+RANGES = (
+    Control(
+        "no_update_decay",
+        "terms",
+        "the carried state does not decay",
+        {"over_chunk": _no_update_decay},
+        tier="whole",
+        looks=("plain",),
+    ),
+    Control(
+        "decay_by_column",
+        "device",
+        "the decay of a chunk is looked up at a row that depends on the thread",
+        {"update": _by_column},
+        tier="whole",
+        looks=("plain",),
+    ),
+    Control(
+        "sum_restarted",
+        "terms",
+        "the running sum of gates starts again with every block of 16 rows",
+        {"cumulate": _restarted},
+        tier="whole",
+        looks=("plain",),
+    ),
+    Control(
+        "factored_decay",
+        "range",
+        "exp(G_i - G_j) is made of two factors, one of which overflows",
+        {"relative_decay": _factored},
+        tier="whole",
+        looks=("strong_gates",),
+    ),
+    Control(
+        "masked_after_exp",
+        "range",
+        "the mask comes after the exponential, and infinity times zero is NaN",
+        {"relative_decay": _masked_after},
+        tier="whole",
+        looks=("strong_gates",),
+    ),
+    Control(
+        "base_two",
+        "terms",
+        "natural logarithms are taken for binary ones",
+        {"decay": _base_two},
+        tier="whole",
+        looks=("plain",),
+    ),
+    Control(
+        "gate_exclusive",
+        "terms",
+        "the running sum leaves the token's own gate out",
+        {"cumulate": _exclusive},
+        tier="whole",
+        looks=("plain",),
+    ),
+    Control(
+        "gate_in_bf16",
+        "range",
+        "the gate arrives in bf16",
+        {"cumulate": _bf16_gate},
+        tier="whole",
+        looks=("plain",),
+    ),
+    Control(
+        "gate_sum_in_bf16",
+        "range",
+        "the running sum of gates is stored in bf16",
+        {"cumulate": _bf16_sum},
+        tier="whole",
+        looks=("plain",),
+    ),
+    Control(
+        "state_through_fp16",
+        "range",
+        "the state is narrowed to fp16 in front of a matmul and overflows",
+        {"corrected": _fp16_state},
+        tier="whole",
+        looks=("large_state",),
+    ),
+    Control(
+        "state_gradient_through_fp16",
+        "range",
+        "a tiny gradient of the state is narrowed to fp16 and vanishes",
+        {"state_gradient": _fp16_state_gradient},
+        tier="whole",
+        looks=("tiny_dht",),
+    ),
+    Control(
+        "state_carried_in_bf16",
+        "range",
+        "the state between chunks is kept in bf16",
+        {"update": _bf16_state},
+        looks=("probe_write", "plain"),
+    ),
+    Control(
+        "dg_flow_in_bf16",
+        "range",
+        "a matrix whose rows and columns cancel in dg passes through bf16",
+        {"through_attention": _bf16_flow},
+        tier="whole",
+        looks=("plain",),
+        unseen={"bf16": "as small as the rounding of any bf16 operand"},
+    ),
+    Control(
+        "norm_epsilon",
+        "range",
+        "epsilon is added to the norm, not to its square",
+        {"normalise": _root_of_epsilon},
+        tier="whole",
+        looks=("small", "fused"),
+    ),
+    Control(
+        "norm_gradient_missing",
+        "terms",
+        "the norm is taken for a constant in the backward",
+        {"normalise": _norm_detached},
+        tier="whole",
+        looks=("fused",),
+    ),
+    Control(
+        "negative_eigenvalues_ignored",
+        "configuration",
+        "the option is accepted and nothing happens",
+        {"strength": _never_negative},
+        tier="whole",
+        looks=("fused",),
+    ),
+    Control(
+        "bias_behind_softplus",
+        "terms",
+        "the gate's bias is added after the softplus",
+        {"gate": _bias_behind},
+        tier="whole",
+        looks=("fused",),
+    ),
+    Control(
+        "a_log_gradient_missing",
+        "terms",
+        "a parameter behind the gate is detached",
+        {"gate": _gate_detached},
+        tier="whole",
+        looks=("fused",),
+    ),
+)
+"""Gates, large and small numbers, activations bring them out."""
