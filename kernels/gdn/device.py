@@ -16,7 +16,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.qdq.device import INTERPRET, narrow, widen
+from kernels.qdq.device import (
+    INF_BITS,
+    INTERPRET,
+    TWICE_BIAS,
+    divide,
+    magnitude_bits,
+    narrow,
+    round_code,
+    scale_of,
+    widen,
+)
 
 CHUNK: tl.constexpr = tl.constexpr(64)
 
@@ -101,6 +111,41 @@ def matmul(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def divide_by_one(x, scale):
+    """x / scale rounded once, for a [1, 1] scale and |x| up to 448 times it.
+
+    The scale is brought into [1, 2) by a power of two and its reciprocal rounded once; the quotient is corrected
+    twice by its remainder, the second time from within an ulp, which rounds it as a division does (Markstein,
+    1990). A quotient that is too small to matter may lose bits. One `div.rn` for each element instead costs a
+    branch and a call each, and the registers that calls clobber. The interpreter rounds an fma twice, so there
+    this is a division.
+    """
+    if INTERPRET:
+        return divide(x, scale)
+    else:
+        power = (TWICE_BIAS - (magnitude_bits(scale) & INF_BITS)).to(tl.float32, bitcast=True)
+        one_divisor = scale * power
+        one_reciprocal = tl.math.div_rn(tl.full(scale.shape, 1.0, tl.float32), one_divisor)
+        divisor = tl.broadcast_to(one_divisor, x.shape)
+        reciprocal = tl.broadcast_to(one_reciprocal, x.shape)
+        dividend = x * power
+        quotient = dividend * reciprocal
+        quotient = tl.fma(tl.fma(-quotient, divisor, dividend), reciprocal, quotient)
+        return tl.fma(tl.fma(-quotient, divisor, dividend), reciprocal, quotient)
+
+
+@triton.jit
+def round_state(x, FMT: tl.constexpr, CONVERSION: tl.constexpr):
+    """A 2-d fp32 tile rounded with one scale for all of it: the bits of `kernels.qdq.device.qdq_tile`."""
+    if FMT == "none":
+        return x
+    else:
+        amax_bits = tl.max(tl.max(magnitude_bits(x), axis=1, keep_dims=True), axis=0, keep_dims=True)
+        scale = scale_of(amax_bits, FMT)
+        return round_code(divide_by_one(x, scale), FMT, CONVERSION) * scale
+
+
+@triton.jit
 def decay_between(later, earlier, mask):
     """exp(later - earlier) where the mask holds, else 0.
 
@@ -108,12 +153,6 @@ def decay_between(later, earlier, mask):
     gate reads as 0.
     """
     return tl.where(mask, tl.exp(tl.where(mask, later - earlier, 0.0)), 0.0)
-
-
-@triton.jit
-def last_value(x, rows, n_rows):
-    """The value of a [64] vector at the last row of the chunk."""
-    return tl.sum(tl.where(rows == n_rows - 1, x, 0.0), axis=0)
 
 
 @triton.jit

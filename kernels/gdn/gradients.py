@@ -1,10 +1,10 @@
 """Gradients of one chunk with respect to what the output and the state update read.
 
-    dP = tril(scale exp(G_i - G_j) dO V'^T)        M = dP * Q K^T
+    dP = tril(scale exp(G_i - G_j) dO V'^T)
     dQ = scale exp(G) dO S^T + dP K                dK = exp(G_last - G) V' dS'^T + dP^T Q        dW = -dV' S^T
-    dG = rows(M) - columns(M) + q . dQ_state - k . dK_state,    dG_last += exp(G_last) <S, dS'> + sum(k . dK_state)
+    dG = q . dQ - k . dK,    dG_last += exp(G_last) <S, dS'> + sum(k . exp(G_last - G) V' dS'^T)
 
-dP^T is made as V' dO^T, never as the transpose of an accumulator. A program takes one K tile and adds the value
+(The row and column sums of dP * Q K^T are q . dP K and k . dP^T Q.) dP^T is made as V' dO^T, never as the transpose of an accumulator. A program takes one K tile and adds the value
 heads of its q/k head in order, so grouped heads need neither copies nor atomics. dG is linear in the K tiles:
 each program stores its share.
 """
@@ -20,7 +20,6 @@ from kernels.gdn.device import (
     CHUNK,
     bound,
     decay_between,
-    last_value,
     load_tile,
     load_vector,
     locate_chunk,
@@ -31,6 +30,22 @@ from kernels.gdn.device import (
 from kernels.qdq.device import widen
 
 SCALARS = ["T", "chunks_per_sequence", "H", "HV", "n_tokens"]
+
+
+@triton.jit
+def score_gradients(
+    do, v_new, rows, n_rows, HV, V: tl.constexpr, BV: tl.constexpr, MMA: tl.constexpr, PRECISION: tl.constexpr
+):
+    """dO V'^T and its transpose, each made by its own products."""
+    dp = tl.zeros((CHUNK, CHUNK), tl.float32)
+    dp_transposed = tl.zeros((CHUNK, CHUNK), tl.float32)
+    for start in range(0, V, BV):
+        channels = start + tl.arange(0, BV)
+        do_tile = operand(load_tile(do, HV * V, rows, channels, n_rows, V), MMA)
+        v_tile = operand(load_tile(v_new, HV * V, rows, channels, n_rows, V), MMA)
+        dp += matmul(do_tile, tl.trans(v_tile), PRECISION)
+        dp_transposed += matmul(v_tile, tl.trans(do_tile), PRECISION)
+    return dp, dp_transposed
 
 
 @triton.jit(do_not_specialize=SCALARS)
@@ -55,17 +70,22 @@ def outer_gradient_kernel(
     key_offset = (first * H + key_head) * K
     queries = load_tile(q + key_offset, H * K, rows, columns, n_rows, K)
     keys = load_tile(k + key_offset, H * K, rows, columns, n_rows, K)
-    products = matmul(operand(queries, MMA), tl.trans(operand(keys, MMA)), PRECISION)
     dq_tile = tl.zeros((CHUNK, BKT), tl.float32)
     dk_tile = tl.zeros((CHUNK, BKT), tl.float32)
     for member in range(bound(HV // H)):
         head = key_head * (HV // H) + member
         token_head = first * HV + head
-        state_offset = (chunk * HV + head) * (K * V)
         gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
-        gate_last = last_value(gate, rows, n_rows)
-        dp = tl.zeros((CHUNK, CHUNK), tl.float32)
-        dp_transposed = tl.zeros((CHUNK, CHUNK), tl.float32)
+        gate_last = tl.load(gate_sums + token_head + (n_rows - 1) * HV)
+        dp, dp_transposed = score_gradients(
+            do + token_head * V, v_new + token_head * V, rows, n_rows, HV, V, BV, MMA, PRECISION
+        )
+        dp *= scale * decay_between(gate[:, None], gate[None, :], lower)
+        dp_transposed *= scale * decay_between(gate[None, :], gate[:, None], upper)
+        dq_member = matmul(operand(dp, MMA), operand(keys, MMA), PRECISION)
+        dk_member = matmul(operand(dp_transposed, MMA), operand(queries, MMA), PRECISION)
+
+        state_offset = (chunk * HV + head) * (K * V)
         dq_state = tl.zeros((CHUNK, BKT), tl.float32)
         dk_state = tl.zeros((CHUNK, BKT), tl.float32)
         dw_tile = tl.zeros((CHUNK, BKT), tl.float32)
@@ -77,25 +97,21 @@ def outer_gradient_kernel(
             dv_tile = operand(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
             s = operand(load_tile(states + state_offset, K, channels, columns, V, K), MMA)
             ds = operand(load_tile(d_states + state_offset, K, channels, columns, V, K), MMA)
-            dp += matmul(do_tile, tl.trans(v_tile), PRECISION)
-            dp_transposed += matmul(v_tile, tl.trans(do_tile), PRECISION)
             dq_state += matmul(do_tile, s, PRECISION)
             dk_state += matmul(v_tile, ds, PRECISION)
             dw_tile += matmul(dv_tile, s, PRECISION)
             state_product += tl.sum(s.to(tl.float32) * ds.to(tl.float32), axis=0)
         store_tile(dw + token_head * K, -dw_tile, HV * K, rows, columns, n_rows, K)
-        dq_state *= (scale * tl.exp(gate))[:, None]
         dk_state *= tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)[:, None]
-        dp *= scale * decay_between(gate[:, None], gate[None, :], lower)
-        dp_transposed *= scale * decay_between(gate[None, :], gate[:, None], upper)
-        m = dp * products
-        through_keys = tl.sum(dk_state * widen(keys), axis=1)
-        d_gate = tl.sum(m, axis=1) - tl.sum(m, axis=0) + tl.sum(dq_state * widen(queries), axis=1)
-        d_last = tl.exp(gate_last) * tl.sum(state_product, axis=0) + tl.sum(through_keys, axis=0)
-        d_gate += tl.where(rows == n_rows - 1, d_last, 0.0) - through_keys
+        dq_member += dq_state * (scale * tl.exp(gate))[:, None]
+        dk_member += dk_state
+        d_gate = tl.sum(dq_member * widen(queries) - dk_member * widen(keys), axis=1)
+        through_keys = tl.sum(tl.sum(dk_state * widen(keys), axis=1), axis=0)
+        d_last = tl.exp(gate_last) * tl.sum(state_product, axis=0) + through_keys
+        d_gate += tl.where(rows == n_rows - 1, d_last, 0.0)
         share = d_gate_sums + tile.to(tl.int64) * n_tokens * HV + token_head
         tl.store(share + rows * HV, d_gate, mask=rows < n_rows)
-        dq_tile += dq_state + matmul(operand(dp, MMA), operand(keys, MMA), PRECISION)
-        dk_tile += dk_state + matmul(operand(dp_transposed, MMA), operand(queries, MMA), PRECISION)
+        dq_tile += dq_member
+        dk_tile += dk_member
     store_tile(dq + key_offset, dq_tile, H * K, rows, columns, n_rows, K)
     store_tile(dk + key_offset, dk_tile, H * K, rows, columns, n_rows, K)

@@ -5,8 +5,8 @@
     dV = beta dV~    dK += beta exp(G) dK~ + (E + E^T) K
     dbeta = rows(N) / beta + v . dV~ + exp(G) k . dK~      dG += rows(N) - columns(N) + beta exp(G) k . dK~
 
-A program takes one K tile and adds the value heads of its q/k head in order. What does not depend on the K tile
-(dV, dL and their shares) is written by the first one; each program stores its share of dG and dbeta.
+A program takes one K tile and adds the value heads of its q/k head in order; the V tiles of dV are dealt out
+among the programs of a chunk. Each stores its share of dG and dbeta; N's is the first one's.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -39,18 +39,19 @@ def gradient_of_inverse(
     MMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dX = dW (beta exp(G) K)^T + dU (beta V)^T."""
-    dx = tl.zeros((CHUNK, CHUNK), tl.float32)
+    through_w = tl.zeros((CHUNK, CHUNK), tl.float32)
     for start in range(0, K, BKT):
         columns = start + tl.arange(0, BKT)
         keys = widen(load_tile(k, H * K, rows, columns, n_rows, K))
         dw_tile = operand(load_tile(w_gradient, HV * K, rows, columns, n_rows, K), MMA)
-        dx += matmul(dw_tile, tl.trans(operand(beta_decay[:, None] * keys, MMA)), PRECISION)
+        through_w += matmul(dw_tile, tl.trans(operand(beta_decay[:, None] * keys, MMA)), PRECISION)
+    through_u = tl.zeros((CHUNK, CHUNK), tl.float32)
     for start in range(0, V, BV):
         channels = start + tl.arange(0, BV)
         values = widen(load_tile(v, HV * V, rows, channels, n_rows, V))
         du_tile = operand(load_tile(u_gradient, HV * V, rows, channels, n_rows, V), MMA)
-        dx += matmul(du_tile, tl.trans(operand(beta[:, None] * values, MMA)), PRECISION)
-    return dx
+        through_u += matmul(du_tile, tl.trans(operand(beta[:, None] * values, MMA)), PRECISION)
+    return through_w + through_u
 
 
 @triton.jit(do_not_specialize=SCALARS)
@@ -77,7 +78,9 @@ def solve_gradient_kernel(
         part = operand(load_tile(k + key_offset, H * K, rows, start + tl.arange(0, BKT), n_rows, K), MMA)
         products += matmul(part, tl.trans(part), PRECISION)
     keys = load_tile(k + key_offset, H * K, rows, columns, n_rows, K)
+    share_of_n = tl.where(tile == 0, 1.0, 0.0)
     dk_tile = widen(load_tile(dk_partial + key_offset, H * K, rows, columns, n_rows, K))
+    e_sum = tl.zeros((CHUNK, CHUNK), tl.float32)
     for member in range(bound(HV // H)):
         token_head = first * HV + key_head * (HV // H) + member
         b = load_vector(beta + token_head, HV, rows, n_rows)
@@ -95,30 +98,29 @@ def solve_gradient_kernel(
         half = matmul(x_transposed, operand(dx, MMA), PRECISION)
         dl = -matmul(operand(half, MMA), x_transposed, PRECISION)
         e = dl * decay_between(gate[:, None], gate[None, :], strictly_lower)
-        rows_of_n = tl.sum(e * products, axis=1)
-        e *= b[:, None]
-        columns_of_n = tl.sum(e * products, axis=0)
+        n = e * products
+        rows_of_n = share_of_n * tl.sum(n, axis=1)
+        columns_of_n = share_of_n * tl.sum(n * b[:, None], axis=0)
+        e_sum += e * b[:, None]
 
         dw_tile = operand(load_tile(dw + token_head * K, HV * K, rows, columns, n_rows, K), MMA)
         d_keys = matmul(x_transposed, dw_tile, PRECISION)
         through_keys = tl.sum(d_keys * widen(keys), axis=1)
-        symmetric = operand(e + tl.trans(e), MMA)
-        dk_tile += beta_decay[:, None] * d_keys + matmul(symmetric, operand(keys, MMA), PRECISION)
-        d_gate = beta_decay * through_keys
-        d_b = tl.exp(gate) * through_keys
-        if tile == 0:
-            d_gate += b * rows_of_n - columns_of_n
-            d_b += rows_of_n
-            for start in range(0, V, BV):
-                channels = start + tl.arange(0, BV)
-                values = widen(load_tile(v + token_head * V, HV * V, rows, channels, n_rows, V))
-                du_tile = operand(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
-                d_values = matmul(x_transposed, du_tile, PRECISION)
-                d_b += tl.sum(d_values * values, axis=1)
-                store_tile(dv + token_head * V, b[:, None] * d_values, HV * V, rows, channels, n_rows, V)
+        dk_tile += beta_decay[:, None] * d_keys
+        d_gate = beta_decay * through_keys + b * rows_of_n - columns_of_n
+        d_b = tl.exp(gate) * through_keys + rows_of_n
+        for start in range(bound(tile * BV), V, tiles * BV):
+            channels = start + tl.arange(0, BV)
+            values = widen(load_tile(v + token_head * V, HV * V, rows, channels, n_rows, V))
+            du_tile = operand(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
+            d_values = matmul(x_transposed, du_tile, PRECISION)
+            d_b += tl.sum(d_values * values, axis=1)
+            store_tile(dv + token_head * V, b[:, None] * d_values, HV * V, rows, channels, n_rows, V)
         share = tile.to(tl.int64) * n_tokens * HV + token_head
         tl.store(d_gate_sums + share + rows * HV, d_gate, mask=rows < n_rows)
         tl.store(d_beta + share + rows * HV, d_b, mask=rows < n_rows)
+    symmetric = operand(e_sum + tl.trans(e_sum), MMA)
+    dk_tile += matmul(symmetric, operand(keys, MMA), PRECISION)
     store_tile(dk + key_offset, dk_tile, H * K, rows, columns, n_rows, K)
 
 

@@ -21,15 +21,15 @@ import triton.language as tl
 from kernels.gdn.device import (
     CHUNK,
     bound,
-    last_value,
     load_tile,
     load_vector,
     locate_sequence,
     matmul,
     operand,
+    round_state,
     store_tile,
 )
-from kernels.qdq.device import narrow, qdq_tile, widen
+from kernels.qdq.device import narrow, widen
 
 SCALARS = ["T", "chunks_per_sequence", "H", "HV", "state_stride_k", "state_stride_v"]
 
@@ -84,24 +84,25 @@ def state_pass_kernel(
         s = load_state(
             initial_state + sequence_head * (K * V), state_stride_v, state_stride_k, channels, columns, V, K
         )
-    s = qdq_tile(s, STATE_FORMAT, CONVERSION)
+    s = round_state(s, STATE_FORMAT, CONVERSION)
     for row in range(0, bound(length), CHUNK):
         n_rows = tl.minimum(length - row, CHUNK)
         s_operand = operand(s, MMA)
         store_state(states, s, K, 1, channels, columns, V, K)
-        keys = operand(load_tile(k, H * K, rows, columns, n_rows, K), MMA)
         w_tile = operand(load_tile(w, HV * K, rows, columns, n_rows, K), MMA)
+        product = matmul(s_operand, tl.trans(w_tile), PRECISION)
         u_tile = widen(load_tile(u, HV * V, rows, channels, n_rows, V))
-        gate = load_vector(gate_sums, HV, rows, n_rows)
-        gate_last = last_value(gate, rows, n_rows)
-        v_tile = tl.trans(u_tile) - matmul(s_operand, tl.trans(w_tile), PRECISION)
+        v_tile = tl.trans(u_tile) - product
         store_tile(v_new, tl.trans(v_tile), HV * V, rows, channels, n_rows, V)
+        gate = load_vector(gate_sums, HV, rows, n_rows)
+        gate_last = tl.load(gate_sums + (n_rows - 1) * HV)
         to_end = tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)
+        keys = operand(load_tile(k, H * K, rows, columns, n_rows, K), MMA)
         s = s * tl.exp(gate_last) + matmul(operand(v_tile * to_end[None, :], MMA), keys, PRECISION)
         if WRITE_RAW:
             store_state(raw_states, s, K, 1, channels, columns, V, K)
             raw_states += HV * (K * V)
-        s = qdq_tile(s, STATE_FORMAT, CONVERSION)
+        s = round_state(s, STATE_FORMAT, CONVERSION)
         k += CHUNK * H * K
         w += CHUNK * HV * K
         u += CHUNK * HV * V
@@ -154,7 +155,7 @@ def state_gradient_kernel(
         do_tile = widen(load_tile(do + token_head * V, HV * V, rows, channels, n_rows, V))
         local = widen(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V))
         gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
-        gate_last = last_value(gate, rows, n_rows)
+        gate_last = tl.load(gate_sums + token_head + (n_rows - 1) * HV)
         to_end = tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)
         dv = matmul(operand(ds, MMA), tl.trans(keys), PRECISION) * to_end[None, :] + tl.trans(local)
         store_tile(dv_new + token_head * V, tl.trans(dv), HV * V, rows, channels, n_rows, V)
