@@ -187,8 +187,10 @@ def _gradient_stays(subject: Subject, problem: Problem, target: int) -> Iterator
         dht[target] = problem.dht[target]
     outcome = outcome_of(subject, problem.with_(do=do, dht=dht))
     for name in ("dq", "dk", "dv", "dg", "dbeta", "dh0"):
-        x = outcome[name]
-        rest = _outside(problem, name, x, target) if x is not None else torch.zeros(0)
+        gradient = outcome[name]
+        if gradient is None:
+            continue
+        rest = _outside(problem, name, gradient, target)
         if rest.numel():
             yield compare_exact(
                 f"border.{name}",
@@ -204,8 +206,8 @@ def _poison_stays(subject: Subject, problem: Problem, target: int) -> Iterator[C
         return
     clean, poisoned = outcome_of(subject, problem), fresh(problem)
     where = _span(problem, target)
-    for x in (poisoned.q, poisoned.k, poisoned.v, poisoned.g, poisoned.beta):
-        x[where] = torch.nan
+    for given in (poisoned.q, poisoned.k, poisoned.v, poisoned.g, poisoned.beta):
+        given[where] = torch.nan
     dirty = run_op(_op(subject), poisoned)
     for name, x in clean.tensors.items():
         if x is None or name not in TOKENS + STATES:
@@ -231,7 +233,8 @@ def _head_poison_stays(subject: Subject, problem: Problem) -> Iterator[Compariso
     dirty = run_op(_op(subject), poisoned)
     kept = {"o": -1, "dv": -1, "dg": -1, "dbeta": -1, "dq": heads - 1, "dk": heads - 1}
     for name, last in kept.items():
-        x, y = clean[name], dirty[name]
+        y = dirty[name]
+        x = clean[name]
         if x is None or not isinstance(y, Tensor) or y.shape != x.shape or not x[:, :, :last].numel():
             continue
         yield compare_exact(
@@ -240,7 +243,8 @@ def _head_poison_stays(subject: Subject, problem: Problem) -> Iterator[Compariso
             y[:, :, :last],
             derivation="a head does not depend on the values of another",
         )
-    state, after = clean["final_state"], dirty["final_state"]
+    state: Tensor | None = clean["final_state"]
+    after = dirty["final_state"]
     if state is not None and value_heads > 1:
         yield compare_exact(
             "head_poison.final_state",
