@@ -42,7 +42,9 @@ class Profile:
         other_sms: the other SMs whose cells are planned.
         time_limit_s: a case that runs longer hangs.
         import_limit_s: a subject that takes longer to import hangs.
-        workers: how many processes run cases on a machine without a GPU; with GPUs, one for each.
+        workers: how many processes run cases on a machine without a GPU.
+        workers_per_gpu: how many share one GPU at most; never more in all than the machine has cores. Cases
+            are small, and most of their time is compilation and the oracle's launches.
         controls: whether the planted faults run.
     """
 
@@ -54,4 +56,5 @@ class Profile:
     time_limit_s: float = 60.0
     import_limit_s: float = 60.0
     workers: int = 2
+    workers_per_gpu: int = 1
     controls: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shlex
 import sys
 import tempfile
@@ -144,7 +145,7 @@ def _run(
 ) -> Exit:
     chosen = select(made, patterns)
     on_cpu = made.profile.sm == "cpu"
-    devices = () if on_cpu else _devices()
+    devices = () if on_cpu else _places(_devices(), made)
     given = Run(
         folder=folder.absolute(),
         workers=_workers(workers, devices, made),
@@ -309,18 +310,28 @@ def _devices() -> tuple[str, ...]:
         return ()
 
 
+def _places(gpus: tuple[str, ...], made: Plan) -> tuple[str, ...]:
+    """A GPU for each worker that may run: every GPU as often as the profile lets workers share one."""
+    if not gpus:
+        return ()
+    cores = len(os.sched_getaffinity(0))
+    return gpus * max(1, min(made.profile.workers_per_gpu, cores // len(gpus)))
+
+
 def _workers(asked: int | None, devices: tuple[str, ...], made: Plan) -> int:
-    """How many processes run cases: on GPUs one for each, so that no two share one.
+    """How many processes run cases: on GPUs one for each place that the profile gives.
 
     Raises:
-        UsageError: none, or more than there are GPUs.
+        UsageError: none, or more than there are places.
     """
     if asked is not None and asked < 1:
         raise UsageError(
             f"--workers must be at least 1, got {asked}; leave it out for {made.profile.workers}"
         )
     if devices and asked is not None and asked > len(devices):
-        raise UsageError(f"--workers must be at most the {len(devices)} GPUs given, got {asked}; use fewer")
+        raise UsageError(
+            f"--workers must be at most {len(devices)} on the GPUs given, got {asked}; use fewer"
+        )
     return asked or len(devices) or made.profile.workers
 
 
