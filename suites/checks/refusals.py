@@ -78,7 +78,6 @@ REFUSED: Mapping[str, tuple[Change, str]] = MappingProxyType(
             _state(lambda s: s[:, :1].contiguous()),
             "a state of the wrong shape",
         ),
-        "initial_state_in_integers": (_state(lambda s: s.int()), "a state of the wrong dtype"),
         "q_of_other_width": (lambda p: p.with_(q=p.q[..., :-8].contiguous()), "q and k of different K"),
         "v_of_fewer_tokens": (lambda p: p.with_(v=p.v[:, :-3].contiguous()), "v of another T"),
         "g_of_fewer_heads": (lambda p: p.with_(g=p.g[..., :-1].contiguous()), "g of another HV"),
@@ -91,10 +90,6 @@ REFUSED: Mapping[str, tuple[Change, str]] = MappingProxyType(
                 initial_state=None,
             ),
             "HV that is not a multiple of H",
-        ),
-        "k_in_integers": (
-            lambda p: p.with_(q=p.q.int(), k=p.k.int(), v=p.v.int()),
-            "q, k, v of a wrong dtype",
         ),
         "negative_without_sigmoid": (
             _with(allow_neg_eigval=True),
@@ -138,7 +133,6 @@ def run_qdq(case: Case, subject: Subject) -> CheckOutput:
         "unknown_format": ("a format that is not supported", lambda: state(x, block_v=16, fmt="e3m4")),
         "block_v_48": ("a tile width outside its set", lambda: state(x, block_v=48, fmt="e4m3")),
         "block_v_0": ("a tile width outside its set", lambda: state(x, block_v=0, fmt="e4m3")),
-        "integers": ("a state of the wrong dtype", lambda: state(x.int(), block_v=16, fmt="e4m3")),
     }
     if w is not None:
         calls["int8_w"] = ("the W site knows e4m3 alone", lambda: w(x, fmt="int8"))

@@ -57,14 +57,26 @@ def _rounded(shown: Mapping[str, Any], problem: Problem) -> list[Comparison]:
     found = []
     for site, (before, after) in PAIRS.items():
         x, y = shown.get(before), shown.get(after)
-        if not isinstance(x, Tensor) or not x.numel():
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor) or not x.numel():
             continue
-        target = _site(site, problem)(x)
+        own = _key_first(x, problem) if site == "state" else x
+        target = _site(site, problem)(own)
         excluded = tuple(
-            name for name, wrong in _wrong(site, problem).items() if not torch.equal(wrong(x), target)
+            name for name, wrong in _wrong(site, problem).items() if not torch.equal(wrong(own), target)
         )
-        found.append(compare_exact(f"stage.{after}", target, y, derivation=DERIVATION, excluded=excluded))
+        actual = _key_first(y, problem) if site == "state" else y
+        found.append(
+            compare_exact(f"stage.{after}", target, actual, derivation=DERIVATION, excluded=excluded)
+        )
     return found
+
+
+def _key_first(states: Tensor, problem: Problem) -> Tensor:
+    """States `[..., K, V]`, also when a subject shows them value-first as the caller asked for."""
+    turned = (problem.v.shape[-1], problem.k.shape[-1])
+    if turned[0] != turned[1] and tuple(states.shape[-2:]) == turned:
+        return states.mT.contiguous()
+    return states
 
 
 def _site(site: str, problem: Problem) -> Callable[[Tensor], Tensor]:
@@ -92,18 +104,17 @@ def _wrong(site: str, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]
 def _belongs(shown: Mapping[str, Any], problem: Problem, subject: Subject) -> list[Comparison]:
     """What the stages end with is what the op returns: they are not another computation."""
     states = shown.get("state_q")
-    if subject.chunk_gated_delta_rule is None or not isinstance(states, Tensor) or states.dim() != 5:
-        return []
-    if not subject.deterministic or not problem.output_final_state or not states.numel():
+    if not isinstance(states, Tensor) or not subject.deterministic or not problem.output_final_state:
         return []
     final = outcome_of(subject, problem.with_(do=None, dht=None))["final_state"]
-    last = states[:, :, -1].mT if problem.state_v_first else states[:, :, -1]
+    assert final is not None
+    last = _key_first(states, problem)[:, :, -1] if states.dim() == 5 else states
+    last = last.mT.contiguous() if problem.state_v_first else last
+    if last.shape != final.shape or not last.numel():
+        return []  # shown in an arrangement of the subject's own
     return [
         compare_exact(
-            "stage.final_state",
-            last.contiguous(),
-            final,
-            derivation="the last stage is the op's own final state",
+            "stage.final_state", last, final, derivation="the last stage is the op's own final state"
         )
     ]
 
