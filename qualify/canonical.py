@@ -22,7 +22,6 @@ MAX_DEPTH = 64
 """Deeper nesting than this is no receipt."""
 
 _quote: Callable[[str], str] = encode_basestring
-_LITERALS: Mapping[Any, str] = {None: "null", True: "true", False: "false"}
 
 
 def canonical_bytes(value: Any) -> bytes:
@@ -56,33 +55,34 @@ def digest_bytes(data: bytes) -> str:
 
 
 def _write(value: Any, put: Callable[[str], None], depth: int) -> None:
-    kind = type(value)
-    if kind is str:
-        put(_quote(value))
-    elif kind is float:
-        put(float_text(value))
-    elif value is None or kind is bool:
-        put(_LITERALS[value])
+    leaf = _LEAVES.get(type(value))
+    if leaf is not None:
+        put(leaf(value))
     elif depth == 0:
         raise ValueError(f"nesting must not exceed {MAX_DEPTH} levels, got more; flatten the value")
-    elif kind is dict or isinstance(value, Mapping):
+    elif isinstance(value, Mapping):
         _write_mapping(value, put, depth)
     elif isinstance(value, str):
         put(_quote(str(value)))
     elif isinstance(value, int):
-        put(_integer_text(value))
+        put(_integer_text(int(value)))
     elif isinstance(value, float):
         put(float_text(float(value)))
     elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         _write_sequence(value, put, depth)
     else:
-        raise TypeError(f"a JSON value was expected, got {kind.__name__}; convert it first")
+        raise TypeError(f"a JSON value was expected, got {type(value).__name__}; convert it first")
 
 
 def _write_mapping(value: Mapping[str, Any], put: Callable[[str], None], depth: int) -> None:
     for opening, key in _ordered(tuple(value)):
-        put(opening)
-        _write(value[key], put, depth - 1)
+        item = value[key]
+        leaf = _LEAVES.get(type(item))
+        if leaf is not None:
+            put(opening + leaf(item))
+        else:
+            put(opening)
+            _write(item, put, depth - 1)
     put("}" if value else "{}")
 
 
@@ -106,8 +106,10 @@ def _ordered(keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def _integer_text(value: int) -> str:
+    if -MAX_EXACT_INTEGER <= value <= MAX_EXACT_INTEGER:
+        return int.__repr__(value)
     text = int.__repr__(value) if value.bit_length() <= 1023 else ""
-    if -MAX_EXACT_INTEGER <= value <= MAX_EXACT_INTEGER or (text and float_text(float(value)) == text):
+    if text and float_text(float(value)) == text:
         return text
     raise ValueError(
         f"an integer beyond 2^53 must be what a double prints, got one of {value.bit_length()} bits; "
@@ -137,3 +139,13 @@ def float_text(value: float) -> str:
     if -7 < exponent < 0:
         return f"{sign}0.{'0' * (-exponent - 1)}{digits}"
     return f"{sign}{whole}{'.' + fraction if fraction else ''}e{'+' if exponent > 0 else '-'}{abs(exponent)}"
+
+
+_LEAVES: Mapping[type, Callable[[Any], str]] = {
+    str: _quote,
+    float: float_text,
+    int: _integer_text,
+    bool: lambda value: "true" if value else "false",
+    type(None): lambda value: "null",
+}
+"""How values without parts are written, by their exact type."""

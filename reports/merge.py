@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from reports.model import Receipt, Shard, load
+from reports.model import Body, Receipt, Shard, load
 from reports.parts import rebuilt
-from reports.reading import ReceiptError, short, without_collector
+from reports.reading import ReceiptError, reader, short, without_collector
 from reports.verify import plan_digest
 
 LATER = ("waivers", "gates", "comparison")
@@ -27,7 +28,6 @@ def merge(paths: Sequence[Path]) -> dict[str, Any]:
         shards = [(path, load(path)) for path in paths]
         ordered = _ordered(shards)
         _agree(ordered)
-        cases = list(_interleaved([list(_cases(r)) for r in ordered]))
         first = ordered[0]
         plan = first.body.plan
         records = [case for receipt in ordered for case in receipt.body.cases]
@@ -36,15 +36,16 @@ def merge(paths: Sequence[Path]) -> dict[str, Any]:
                 f"the shards must hold the {plan.cases} cases of the plan, got {len(records)} or others; "
                 "a shard was cut or altered: run it again"
             )
-        body = {
+        raw = {
             **first.raw,
             "header": _header(ordered),
             "environments": list(chain.from_iterable(_environments(r) for r in ordered)),
-            "cases": cases,
+            "cases": _interleaved([list(_cases(r)) for r in ordered]),
             "skips": list(chain.from_iterable(r.raw.get("skips", ()) for r in ordered)),
             "compile_tier": _unique(chain.from_iterable(r.raw.get("compile_tier", ()) for r in ordered)),
         }
-        return rebuilt(body, "the merged receipt")
+        empty = reader(Body)({**raw, "cases": []}, "the merged receipt")
+        return rebuilt(raw, replace(empty, cases=tuple(_interleaved([r.body.cases for r in ordered]))))
 
 
 def _ordered(shards: Sequence[tuple[Path, Receipt]]) -> list[Receipt]:
@@ -130,9 +131,9 @@ def _worker(index: int, name: str) -> str:
     return f"shard{index}.{name}"
 
 
-def _interleaved(parts: Sequence[list[Mapping[str, Any]]]) -> Iterator[Mapping[str, Any]]:
+def _interleaved(parts: Sequence[Sequence[Any]]) -> list[Any]:
     """The cases in plan order: a plan is dealt out to its shards one by one."""
-    return (case for row in zip_longest(*parts) for case in row if case is not None)
+    return [case for row in zip_longest(*parts) for case in row if case is not None]
 
 
 def _unique(rows: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

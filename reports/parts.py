@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qualify.canonical import canonical_bytes
+from qualify.canonical import canonical_bytes, digest_bytes
 from qualify.records import CaseRecord, Verdict, jsonable
 from qualify.verdicts import Exclusion
-from reports.model import Body, seal
+from reports.model import SCHEMA, SCHEMA_VERSION, Body
 from reports.reading import ReceiptError, reader
 from reports.rederive import control_checks, excluded, restated
 
@@ -66,14 +66,14 @@ def skip_rows(
     ]
 
 
-def rebuilt(raw: Mapping[str, Any], name: str = "receipt") -> dict[str, Any]:
+def rebuilt(raw: Mapping[str, Any], body: Body | None = None) -> dict[str, Any]:
     """A raw body with controls, wrong answers, skips, verdict and reasons as its cases say.
 
     Args:
         raw: a body whose cases, waivers or gates were changed.
-        name: what the body is called in errors.
+        body: the same body, where it was read already.
     """
-    body = reader(Body)(raw, name)
+    body = body or reader(Body)(raw, "receipt")
     controls = control_checks(body.plan)
     budgets = {(s.requirement, s.value_seen): s.budget for s in body.skips}
     made = {
@@ -91,9 +91,11 @@ def write_receipt(path: Path, body: Mapping[str, Any]) -> str:
     Raises:
         ReceiptError: the file cannot be written.
     """
-    sealed = seal(body)
-    write_file(path, canonical_bytes(sealed) + b"\n")
-    return str(sealed["id"])
+    text = canonical_bytes(body)
+    made = digest_bytes(text)
+    tail = canonical_bytes({"id": made, "schema": SCHEMA, "schema_version": SCHEMA_VERSION})
+    write_file(path, b'{"body":' + text + b"," + tail[1:] + b"\n")
+    return made
 
 
 def write_file(path: Path, data: bytes | str) -> None:

@@ -121,7 +121,7 @@ def verify_envelope(path: Path, keys: Sequence[Path]) -> dict[str, Any]:
     data = read_bytes(path, MAX_ENVELOPE_BYTES)
     value = parse_json(data, str(path))
     envelope = _envelope(value, str(path))
-    if canonical_bytes(envelope.to_dict()) != data.rstrip(b"\n"):
+    if canonical_bytes(envelope.to_dict()) + b"\n" != data:
         raise ReceiptError(
             f"{path}: must be the canonical envelope that was written, got another text; it was edited"
         )

@@ -374,7 +374,7 @@ def body_of(rows: Sequence[CaseRecord], *, time: str = "2026-11-30T07:00:00Z") -
         ],
         "manifest": {},
     }
-    return rebuilt(made, "synthetic")
+    return rebuilt(made)
 
 
 CONVERSIONS = (("8.0", "portable"), ("8.9", "portable"), ("9.0", "cvt.rn.satfinite.e4m3x2.f32"))
@@ -408,7 +408,7 @@ def shards(count: int, parts: int, **options: Any) -> list[dict[str, Any]]:
             "cases": whole["cases"][i::parts],
             "environments": [environment(driver="570.124.06" if i else "565.57.01")],
         }
-        made.append(seal(rebuilt(part, "shard")))
+        made.append(seal(rebuilt(part)))
     return made
 
 

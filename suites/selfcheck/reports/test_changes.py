@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Callable
 from datetime import date
@@ -156,8 +157,6 @@ def test_the_receipt_of_a_shard_is_incomplete(shards: list[Path]) -> None:
 
 
 def rewritten(path: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    import json
-
     body = json.loads(path.read_bytes())["body"]
     change(body)
     return synthetic.write(folder / path.name, seal(body))

@@ -15,7 +15,7 @@ import pytest
 
 from qualify.canonical import canonical_bytes
 from reports import schema
-from reports.model import load, seal
+from reports.model import from_json, load, seal
 from reports.reading import ReceiptError
 from reports.signing import make_key, sign, statement
 from reports.verify import Verification, verify
@@ -229,14 +229,9 @@ def test_only_qualified_is_signed_as_passed() -> None:
     results = {}
     for name, options in {"sound": {}, "failing": {"failures": 1}, "open": {"missed": 1}}.items():
         receipt = synthetic.receipt(40, **options)
-        results[name] = statement(load_value(receipt))["predicate"]["result"]
+        read = from_json(receipt, "receipt", "sha256:" + "0" * 64)
+        results[name] = statement(read)["predicate"]["result"]
     assert results == {"sound": "PASSED", "failing": "FAILED", "open": "FAILED"}
-
-
-def load_value(value: dict[str, Any]) -> Any:
-    from reports.model import from_json
-
-    return from_json(value, "receipt", "sha256:" + "0" * 64)
 
 
 def test_a_private_key_is_written_for_its_owner_alone_and_never_over_another(tmp_path: Path) -> None:
