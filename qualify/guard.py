@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,8 @@ class Switches:
         for space, before in zip(WATCHED, self.functions, strict=True):
             now = vars(space)
             for name, value in before.items():
-                if now.get(name, _GONE) is not value and _is_function(name, value):
+                found = now.get(name, _GONE)
+                if found is not value and _is_function(name, value) and not _wrapped_by_torch(found, value):
                     changed.append(f"{getattr(space, '__name__', space)}.{name} was replaced")
                     setattr(space, name, value)
             for name in [n for n in now if n not in before and _shadows(space, n)]:
@@ -141,6 +143,13 @@ class Switches:
 
 
 _GONE = object()
+
+
+def _wrapped_by_torch(found: object, before: object) -> bool:
+    """Whether torch itself put a wrapper around a function, as it does when a part of it is first imported."""
+    code = getattr(found, "__code__", None)
+    inside = code is not None and Path(code.co_filename).is_relative_to(Path(torch.__file__).parent)
+    return inside and getattr(found, "__wrapped__", None) is before
 
 
 def _is_function(name: str, value: object) -> bool:

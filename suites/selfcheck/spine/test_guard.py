@@ -199,3 +199,17 @@ def test_subject_that_does_not_import_says_why(tmp_path: Any, text: str) -> None
     assert subject.name == "broken_one"
     assert subject.import_error
     assert subject.qdq_w is None
+
+
+def test_a_wrapper_that_torch_puts_around_a_function_is_not_held_against_a_subject() -> None:
+    before = torch.manual_seed
+    try:
+        changes: list[str] = []
+        with unchanged(changes):
+            torch.manual_seed = torch._disable_dynamo(before)  # as the first activation checkpoint does
+        assert changes == []
+        with unchanged(changes):
+            torch.manual_seed = lambda seed: before(seed)  # type: ignore[assignment]
+        assert len(changes) == 1
+    finally:
+        torch.manual_seed = before
