@@ -107,7 +107,7 @@ def document_lengths(packing: str, length: int) -> tuple[int, ...] | None:
     table: dict[str, tuple[int, ...]] = {
         "docs": (length, 37, 64),
         "unequal": (3, length, 1),
-        "one_token": (1,) * min(length, 24),
+        "one_token": (1,) * min(length, 12),
         "empty_first": (0, length, 7),
         "empty_middle": (7, 0, length),
         "empty_last": (length, 7, 0),

@@ -78,10 +78,10 @@ def tie_free(problem: Problem) -> Problem:
     return work.problem.with_(k=work.keys(), v=work.values())
 
 
-def too_coarse_for(problem: Problem) -> bool:
-    """Whether the carrier's noise reaches over the cells of the state's grid: bf16 over the even steps of
-    int8."""
-    return problem.state_format == "int8" and problem.carrier is torch.bfloat16
+def may_flip(problem: Problem) -> bool:
+    """Whether noise can still reach over the cells of the state's grid: int8 has even steps, fine for large
+    codes."""
+    return problem.state_format == "int8"
 
 
 class _Work:

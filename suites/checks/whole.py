@@ -106,11 +106,20 @@ ROWS = (
         regimes=tuple(VALUE_REGIMES),
         constraints=(
             Constraint(
-                {"sm": ("cpu",), "grouping": ("hv8", "hv4"), "heads": LARGE},
-                "minutes on a CPU for no new path",
+                {"sm": ("cpu",), "grouping": ("hv8", "hv4"), "heads": ("48x64", "60x40", *LARGE)},
+                "seconds on a CPU for no new path",
             ),
             Constraint(
-                {"sm": ("cpu",), "heads": LARGE, "length": ("257",)}, "minutes on a CPU for no new path"
+                {
+                    "sm": ("cpu",),
+                    "grouping": ("hv8", "hv4"),
+                    "length": ("145", "257"),
+                    "packing": ("batch", "docs"),
+                },
+                "seconds on a CPU for no new path",
+            ),
+            Constraint(
+                {"sm": ("cpu",), "heads": LARGE, "length": ("257",)}, "seconds on a CPU for no new path"
             ),
             Constraint(
                 {"regime": ("small",), "fused": ("gate", "sigmoid", "neg", "none")},
