@@ -336,11 +336,15 @@ def _replaced(owner: Any, name: str) -> Iterator[None]:
                 made.fill_(torch.nan)
         return made
 
+    inherited = name not in vars(owner)
     setattr(owner, name, filled)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 # ---- arguments ----
