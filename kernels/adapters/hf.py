@@ -16,9 +16,12 @@ from typing import Any
 
 import torch
 
+from kernels.adapters.attach import policy_of
 from kernels.adapters.convert import Conversion, convert_model, revert_model
 
 FAMILY = ("fla", "transformers")
+
+__all__ = ["convert", "policy_of", "revert"]
 
 
 def convert(model: torch.nn.Module, config: Mapping[str, Any], *, verbose: bool = True) -> Conversion:

@@ -1,0 +1,85 @@
+"""Adapters with one fault each: what the suite must catch."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernels.adapters import megatron
+from kernels.adapters.attach import detach, policy_of
+from kernels.adapters.convert import supported_modules
+
+
+class Adapter:
+    """The real adapter; each fault changes one thing."""
+
+    policy_of = staticmethod(policy_of)
+
+    def convert(self, model: Any, config: Mapping[str, Any], *, verbose: bool = True) -> Any:
+        """Converts the model."""
+        return megatron.convert(model, config, verbose=verbose)
+
+    def revert(self, model: Any) -> None:
+        """Undoes it."""
+        megatron.revert(model)
+
+
+class WrapsNothing(Adapter):
+    """Reports success and leaves every module as it is."""
+
+    def convert(self, model: Any, config: Mapping[str, Any], *, verbose: bool = True) -> Any:
+        """Does nothing."""
+
+
+class WrapsOneOfTwo(Adapter):
+    """Converts the model and forgets a layer."""
+
+    def convert(self, model: Any, config: Mapping[str, Any], *, verbose: bool = True) -> Any:
+        """Undoes the last layer."""
+        done = super().convert(model, config, verbose=verbose)
+        detach(list(supported_modules(model, megatron.FAMILY).values())[-1])
+        return done
+
+
+class ForgetsOnRestore(Adapter):
+    """Saves policies and never reads them."""
+
+    def convert(self, model: Any, config: Mapping[str, Any], *, verbose: bool = True) -> Any:
+        """Makes every policy deaf to a checkpoint."""
+        done = super().convert(model, config, verbose=verbose)
+        for module in supported_modules(model, megatron.FAMILY).values():
+            policy_of(module).__dict__["set_extra_state"] = lambda state: None
+        return done
+
+
+class DropsRules(Adapter):
+    """Switches the sites on and loses the execution rules."""
+
+    def convert(self, model: Any, config: Mapping[str, Any], *, verbose: bool = True) -> Any:
+        """Converts with default tiles."""
+        return super().convert(model, {"quant_cfg": config["quant_cfg"]}, verbose=verbose)
+
+
+class RoundsWhenOff(Adapter):
+    """Leaves the state site on when it should be off."""
+
+    def convert(self, model: Any, config: Mapping[str, Any], *, verbose: bool = True) -> Any:
+        """Adds the state site to whatever was asked for."""
+        state = {"quantizer_name": "*gdn_state_quantizer", "enable": True}
+        return super().convert(model, {**config, "quant_cfg": [*config["quant_cfg"], state]}, verbose=verbose)
+
+
+FAULTS: Mapping[str, tuple[str, Adapter]] = {
+    "wraps_nothing": ("sites", WrapsNothing()),
+    "wraps_one_of_two": ("sites", WrapsOneOfTwo()),
+    "drops_rules": ("sites", DropsRules()),
+    "forgets_on_restore": ("checkpoint", ForgetsOnRestore()),
+    "rounds_when_off": ("off", RoundsWhenOff()),
+}
+"""Fault -> the scenario that must catch it, and the adapter that has it."""
+
+wraps_nothing, wraps_one_of_two, drops_rules, forgets_on_restore, rounds_when_off = (
+    adapter for _, adapter in FAULTS.values()
+)

@@ -1,0 +1,509 @@
+"""What happens inside the processes of one case: a scenario on a real model, and what was found.
+
+    python -m torch.distributed.run --standalone --nproc-per-node 1 -m suites.megatron.world \
+        --requests requests.json --out found.json
+
+A scenario returns findings; those of all ranks are put together and the first rank writes them. It judges
+nothing: the check that started it does. Several scenarios share a process, since starting one costs far more
+than a small model.
+"""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import importlib.util
+import json
+import math
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.policy import OFF, Resolved, policy_from_config
+from kernels.quantizers import Sites
+from suites.megatron import model as models
+
+Tensor = torch.Tensor
+
+BLOCK_V = 32
+STATE = {
+    "quantizer_name": "*gdn_state_quantizer",
+    "cfg": {"num_bits": (4, 3), "type": "dynamic", "axis": (0, 1)},
+}
+W = {"quantizer_name": "*gdn_w_quantizer", "cfg": {"num_bits": (4, 3), "type": "dynamic", "axis": (0, 1, 2)}}
+ENTRIES: Mapping[str, list[dict[str, Any]]] = {"none": [], "state": [STATE], "w": [W], "both": [STATE, W]}
+RULES = [{"module_name": "decoder.layers.*.self_attention", "cfg": {"state": {"block_v": BLOCK_V}}}]
+FORMATS = {"none": (None, None), "state": ("e4m3", None), "w": (None, "e4m3"), "both": ("e4m3", "e4m3")}
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at on one rank.
+
+    Attributes:
+        what: what was looked at.
+        error: how far it is from what is expected.
+        budget: the largest error that passes; 0 asks for the same bits.
+        because: what it would mean if it did not hold, and the figures.
+    """
+
+    what: str
+    error: float
+    budget: float
+    because: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to do: the scenario, and what it varies."""
+
+    scenario: str
+    sites: str
+    recompute: str
+    tensor_parallel: int
+    sequence_parallel: bool
+    adapter: Any
+
+    def build(self, recompute: str = "none", seed: int = 1234) -> Any:
+        """A model of this request."""
+        return models.build(self.tensor_parallel, recompute, seed, sequence_parallel=self.sequence_parallel)
+
+
+def configuration(sites: str) -> dict[str, Any]:
+    """The configuration that switches sites on, with a tile that is not the default one."""
+    off = {"quantizer_name": "*", "enable": False}
+    return {"quant_cfg": [off, *ENTRIES[sites]], "linear_attention": RULES}
+
+
+def options(sites: str, block_v: int = BLOCK_V) -> dict[str, Any]:
+    """What the fused op must be called with under `configuration`."""
+    state, w = FORMATS[sites]
+    return {"state_format": state, "state_block_v": block_v, "w_format": w}
+
+
+def differing(expected: Tensor, actual: Tensor) -> float:
+    """How many bytes differ."""
+    one, two = (x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (expected, actual))
+    return float((one != two).sum())
+
+
+def relative(reference: Tensor, other: Tensor) -> float:
+    """Relative L2 distance; NaN where something is not finite."""
+    return float((other.double() - reference.double()).norm() / reference.double().norm())
+
+
+def holds(what: str, condition: bool, because: str) -> Finding:
+    """A property that is either so or not."""
+    return Finding(what, 0.0 if condition else 1.0, 0.0, because)
+
+
+def same_bits(what: str, expected: Tensor, actual: Tensor, because: str) -> Finding:
+    """Two tensors that must be equal in every bit."""
+    return Finding(
+        what, differing(expected, actual), 0.0, f"{because}; relative L2 {relative(expected, actual):.3g}"
+    )
+
+
+def branches(model: Any, data: models.Batch) -> tuple[Any, dict[str, Tensor]]:
+    """The arguments of every gated delta net, and its output on them."""
+    inputs = models.branch_inputs(model, data)
+    return inputs, models.branch_outputs(model, inputs)
+
+
+def wired_by_hand(model: Any, inputs: Any, sites: str, block_v: int = BLOCK_V) -> dict[str, Tensor]:
+    """Branch outputs with the fused op put on the modules without any adapter."""
+    from kernels.gdn import chunk_gated_delta_rule
+
+    modules = models.gated_delta_nets(model).values()
+    before = [module.gated_delta_rule for module in modules]
+    for module in modules:
+        module.gated_delta_rule = functools.partial(chunk_gated_delta_rule, **options(sites, block_v))
+    found = models.branch_outputs(model, inputs)
+    for module, kernel in zip(modules, before, strict=True):
+        module.gated_delta_rule = kernel
+    return found
+
+
+def sites(request: Request) -> Iterator[Finding]:
+    """The sites act, on every layer, exactly as the op itself does; the model trains; undoing undoes."""
+    model, data = request.build(), models.batch()
+    inputs, off = branches(model, data)
+    expected = wired_by_hand(model, inputs, request.sites)
+    kernels = {name: module.gated_delta_rule for name, module in models.gated_delta_nets(model).items()}
+    request.adapter.convert(model, configuration(request.sites), verbose=False)
+    actual = models.branch_outputs(model, inputs)
+    for name in off:
+        change = relative(off[name], actual[name])
+        acts = 1e-4 < change < 0.5
+        yield holds(
+            f"{name}: the branch output changes", acts, f"relative L2 {change:.3g}, between 1e-4 and 0.5"
+        )
+        yield same_bits(
+            f"{name}: the branch is the op", expected[name], actual[name], "against the op by hand"
+        )
+    yield from trains(model, data)
+    request.adapter.revert(model)
+    for name, module in models.gated_delta_nets(model).items():
+        same = module.gated_delta_rule is kernels[name]
+        yield holds(f"{name}: reverting puts the kernel back", same, "the very object")
+
+
+def trains(model: Any, data: models.Batch) -> Iterator[Finding]:
+    """A step: finite gradients that reach every weight of a branch, and weights that move."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)  # more than a bf16 step of the largest weight
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    loss = models.loss_of(model, data)
+    loss.backward()
+    yield holds("the loss is finite", math.isfinite(float(loss)), f"{float(loss):.5g}")
+    for name, parameter in model.named_parameters():
+        if "self_attention" in name:
+            norm = float("nan") if parameter.grad is None else float(parameter.grad.double().norm())
+            yield holds(f"{name}: has a gradient", 0 < norm < math.inf, f"norm {norm:.3g}")
+    optimizer.step()
+    moved = [
+        n for n, p in model.named_parameters() if "self_attention" in n and not torch.equal(p, before[n])
+    ]
+    branch = [n for n in before if "self_attention" in n]
+    yield holds(
+        "a step moves the weights of the branches",
+        len(moved) == len(branch),
+        f"{len(moved)} of {len(branch)}",
+    )
+
+
+def off(request: Request) -> Iterator[Finding]:
+    """A converted model with both sites off is the original, bit for bit, forward and backward."""
+    model, data = request.build(), models.batch()
+    inputs, before = branches(model, data)
+    loss, gradients = loss_and_gradients(model, data)
+    again, repeated = loss_and_gradients(model, data)
+    noise = {name: relative(gradients[name], repeated[name]) for name in gradients}
+    request.adapter.convert(model, configuration("none"), verbose=False)
+    after = models.branch_outputs(model, inputs)
+    for name in before:
+        yield same_bits(f"{name}: off is the original", before[name], after[name], "the same inputs")
+    off_loss, off_gradients = loss_and_gradients(model, data)
+    yield same_bits(
+        "the loss is the original's", loss, off_loss, f"itself repeated: {relative(loss, again):.3g}"
+    )
+    for name in gradients:
+        yield Finding(
+            f"{name}: gradient is the original's",
+            relative(gradients[name], off_gradients[name]),
+            2 * noise[name],
+            f"twice the distance {noise[name]:.3g} of two runs of the original",
+        )
+
+
+def loss_and_gradients(model: Any, data: models.Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and the gradients of one step, without a step."""
+    model.zero_grad(set_to_none=True)
+    loss = models.loss_of(model, data)
+    loss.backward()
+    found = {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), found
+
+
+def recompute(request: Request) -> Iterator[Finding]:
+    """A forward pass that runs again in the backward pass rounds to the same codes."""
+    data = models.batch()
+    plain = request.build()
+    request.adapter.convert(plain, configuration(request.sites), verbose=False)
+    loss, gradients = loss_and_gradients(plain, data)
+    _, repeated = loss_and_gradients(plain, data)
+    again = request.build(request.recompute)
+    request.adapter.convert(again, configuration(request.sites), verbose=False)
+    other_loss, other = loss_and_gradients(again, data)
+    yield same_bits("the loss does not depend on recompute", loss, other_loss, f"{float(loss):.6g}")
+    yield holds("the same weights have gradients", set(other) == set(gradients), f"{len(other)} weights")
+    for name in gradients:
+        noise = relative(gradients[name], repeated[name])
+        yield Finding(
+            f"{name}: gradient does not depend on recompute",
+            relative(gradients[name], other[name]),
+            2 * noise,
+            f"twice the distance {noise:.3g} of two runs without recompute",
+        )
+
+
+def checkpoint(request: Request) -> Iterator[Finding]:
+    """An edited policy is restored from the distributed checkpoint; an older checkpoint switches sites off."""
+    data = models.batch()
+    saved = request.build()
+    inputs = models.branch_inputs(saved, data)
+    with shared_folder() as old:
+        save(saved, old)
+        late = request.build(seed=99)
+        request.adapter.convert(late, configuration("both"), verbose=False)
+        yield from restored(late, old)
+        yield holds(
+            "a checkpoint without policies switches both sites off",
+            all(request.adapter.policy_of(m).resolved == OFF for m in models.gated_delta_nets(late).values()),
+            "every module",
+        )
+        yield from equal_branches("restored without policies", saved, late, inputs)
+    request.adapter.convert(saved, configuration("both"), verbose=False)
+    edited = Resolved(Sites("int8", None), policy_from_config({"state": {"block_v": 16}}))
+    first, *_ = models.gated_delta_nets(saved).values()
+    request.adapter.policy_of(first).resolved = edited
+    with shared_folder() as new:
+        save(saved, new)
+        fresh = request.build(seed=98)
+        request.adapter.convert(fresh, configuration("none"), verbose=False)
+        yield from restored(fresh, new)
+    for (name, a), b in zip(
+        models.gated_delta_nets(saved).items(), models.gated_delta_nets(fresh).values(), strict=True
+    ):
+        want, got = request.adapter.policy_of(a).resolved, request.adapter.policy_of(b).resolved
+        yield holds(f"{name}: the policy is restored", want == got, f"{got.to_json()}")
+    yield from equal_branches("restored with an edited policy", saved, fresh, inputs)
+
+
+def equal_branches(when: str, one: Any, two: Any, inputs: Any) -> Iterator[Finding]:
+    """Two models whose branches must be equal in every bit on the same inputs."""
+    expected, actual = models.branch_outputs(one, inputs), models.branch_outputs(two, inputs)
+    for name in expected:
+        yield same_bits(f"{name}: {when}", expected[name], actual[name], "the branch output")
+
+
+class shared_folder:  # noqa: N801  used as a function
+    """A folder that every rank of this host sees, made by the first one."""
+
+    def __enter__(self) -> str:
+        names = [tempfile.mkdtemp() if torch.distributed.get_rank() == 0 else ""]
+        torch.distributed.broadcast_object_list(names)
+        return str(names[0])
+
+    def __exit__(self, *_: object) -> None:
+        torch.distributed.barrier()
+
+
+def save(model: Any, folder: str) -> None:
+    """Writes Megatron's distributed checkpoint."""
+    from megatron.core import dist_checkpointing
+
+    dist_checkpointing.save(model.sharded_state_dict(), folder)
+
+
+def restored(model: Any, folder: str) -> Iterator[Finding]:
+    """Loads Megatron's distributed checkpoint, strictly."""
+    from megatron.core import dist_checkpointing
+
+    state = dist_checkpointing.load(model.sharded_state_dict(), folder)
+    known = {key for key in state if key in model.state_dict()}
+    result = model.load_state_dict({key: state[key] for key in known}, strict=False)
+    missing = [key for key in result.missing_keys if not key.endswith("_extra_state")]
+    yield holds("the checkpoint restores every weight", not missing, f"missing: {missing or 'none'}")
+
+
+def packed(request: Request) -> Iterator[Finding]:
+    """Packed sequences reach the op: it is the op by hand, and no document sees another."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    model = request.build()
+    boundary = models.TOKENS // 3 + 1  # inside a chunk
+    ends = torch.tensor([0, boundary, models.TOKENS], dtype=torch.int32, device=models.device())
+    longest = models.TOKENS - boundary
+    parameters = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
+    )
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(models.TOKENS, 1, models.HIDDEN, generator=generator).to(
+        models.device(), torch.bfloat16
+    )
+    changed = hidden.clone()
+    changed[:boundary] *= -1.5
+    inputs = {n: ((hidden, None), {"packed_seq_params": parameters}) for n in models.gated_delta_nets(model)}
+    expected = wired_by_hand(model, inputs, request.sites)
+    request.adapter.convert(model, configuration(request.sites), verbose=False)
+    actual = models.branch_outputs(model, inputs)
+    moved = models.branch_outputs(
+        model, {n: ((changed, None), options) for n, (_, options) in inputs.items()}
+    )
+    for name in expected:
+        yield same_bits(f"{name}: the packed branch is the op", expected[name], actual[name], "by hand")
+        yield same_bits(
+            f"{name}: a document does not see another",
+            actual[name][boundary:],
+            moved[name][boundary:],
+            "the second document with two different first ones",
+        )
+        yield holds(
+            f"{name}: a document sees itself",
+            differing(actual[name][:boundary], moved[name][:boundary]) > 0,
+            "the first document changed",
+        )
+
+
+def refusals(request: Request) -> Iterator[Finding]:
+    """What cannot be rounded is refused, and the model is left as it was."""
+    model = request.build()
+    module = next(iter(models.gated_delta_nets(model).values()))
+    kernel = module.gated_delta_rule
+
+    def other_kernel(*args: Any, **kwargs: Any) -> Any:
+        return kernel(*args, **kwargs)
+
+    other_kernel.__name__ = "other_kernel"
+    wrong = {**configuration("both"), "linear_attention": [{"module_name": "decoder.layers.9.*", "cfg": {}}]}
+    cases: list[tuple[str, Callable[[], None], dict[str, Any]]] = [
+        ("context parallelism", lambda: setattr(module, "cp_size", 2), configuration("both")),
+        (
+            "an unknown kernel",
+            lambda: setattr(module, "gated_delta_rule", other_kernel),
+            configuration("both"),
+        ),
+        (
+            "deterministic mode",
+            lambda: setattr(module.config, "deterministic_mode", True),
+            configuration("both"),
+        ),
+        ("a rule that matches nothing", lambda: None, wrong),
+    ]
+    for what, spoil, config in cases:
+        spoil()
+        refused = refusal(functools.partial(request.adapter.convert, model, config, verbose=False))
+        module.cp_size, module.config.deterministic_mode = 1, False
+        untouched = module.gated_delta_rule in (kernel, other_kernel)
+        module.gated_delta_rule = kernel
+        yield holds(f"{what} is refused", bool(refused) and untouched, refused or "was accepted")
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """The message of the refusal that a call ends in; empty when it is accepted."""
+    try:
+        call()
+    except (ValueError, TypeError, NotImplementedError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def modelopt(request: Request) -> Iterator[Finding]:
+    """The configuration of the guide trains a model for twenty steps with both sites on."""
+    import modelopt.torch.quantization as standard
+
+    from kernels.adapters import modelopt as mtq
+    from kernels.adapters.attach import policy_of
+    from suites.megatron.example import CONFIG, train
+
+    plain = request.build()
+    mtq.quantize(plain, {**standard.FP8_DEFAULT_CFG, "algorithm": None}, verbose=False)
+    on = [n for n, m in models.gated_delta_nets(plain).items() if not policy_of(m).resolved.off]
+    yield holds("a standard recipe leaves the sites off", not on, f"on: {on or 'none'}")
+    model, data = request.build(), models.batch()
+    inputs, before = branches(model, data)
+    expected = wired_by_hand(model, inputs, "both", block_v=64)
+    mtq.quantize(model, CONFIG, verbose=False)
+    actual = models.branch_outputs(model, inputs)
+    for name in before:
+        change = relative(before[name], actual[name])
+        yield holds(f"{name}: the branch output changes", 1e-4 < change < 0.5, f"relative L2 {change:.3g}")
+        yield same_bits(
+            f"{name}: the branch is the op", expected[name], actual[name], "against the op by hand"
+        )
+    losses = train(model, data, STEPS)
+    calls = [m.gated_delta_rule.rounded_calls for m in models.gated_delta_nets(model).values()]
+    yield holds("every step rounds in every layer", min(calls) >= STEPS, f"rounded calls {calls}")
+    finite = all(math.isfinite(loss) for loss in losses)
+    yield holds(
+        "the loss goes down", finite and losses[-1] < 0.9 * losses[0], f"{losses[0]:.4g} to {losses[-1]:.4g}"
+    )
+    mtq.disable_quantizer(model, "*gdn_*_quantizer")
+    off = [m for m in models.gated_delta_nets(model).values() if policy_of(m).resolved.off]
+    yield holds("disable_quantizer switches the sites off", len(off) == models.LAYERS, f"{len(off)} off")
+
+
+SCENARIOS: Mapping[str, Callable[[Request], Iterator[Finding]]] = {
+    f.__name__: f for f in (sites, off, recompute, checkpoint, packed, refusals, modelopt)
+}
+
+
+def facts() -> dict[str, str]:
+    """What ran: versions, and which parts the model was made of."""
+    from kernels.adapters.convert import versions
+
+    return {**versions(), "model parts": models.parts(), "ranks": str(torch.distributed.get_world_size())}
+
+
+def together(findings: Sequence[Finding]) -> list[Finding]:
+    """The worst of every finding over all ranks, in the first rank's order."""
+    every: list[list[Finding]] = [[] for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather_object(every, list(findings))
+    worst: dict[str, Finding] = {}
+    for rank, found in enumerate(every):
+        for finding in found:
+            known = worst.setdefault(finding.what, finding)
+            if not finding.error - finding.budget <= known.error - known.budget:
+                worst[finding.what] = replace(finding, because=f"rank {rank}: {finding.because}")
+    return list(worst.values())
+
+
+def load_adapter(path: str) -> Any:
+    """A module, a `.py` file, or `module:name` of an object in a module."""
+    if path.endswith(".py"):
+        found = importlib.util.spec_from_file_location("gdn_qualify_adapter", path)
+        if found is None or found.loader is None:
+            raise ImportError(f"{path} is no Python file")
+        loaded = importlib.util.module_from_spec(found)
+        found.loader.exec_module(loaded)
+        return loaded
+    module, _, name = path.partition(":")
+    held = importlib.import_module(module)
+    return getattr(held, name) if name else held
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs scenarios one after the other; writes `{facts, results}` as JSON after each.
+
+    A result is `{findings, unsupported, error}`. With several ranks the first error ends the process, since
+    the others may wait for the one that failed; what was finished stays written.
+    """
+    parser = argparse.ArgumentParser(prog="python -m suites.megatron.world", description=__doc__)
+    parser.add_argument("--requests", type=Path, required=True, help="JSON list of scenarios")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args(arguments)
+    models.start(asked.tensor_parallel)
+    results: list[dict[str, Any]] = []
+    for row in json.loads(asked.requests.read_text()):
+        results.append(result(row, asked.tensor_parallel))
+        if torch.distributed.get_rank() == 0:
+            asked.out.write_text(json.dumps({"facts": facts(), "results": results}, indent=1))
+        if results[-1]["error"] and torch.distributed.get_world_size() > 1:
+            return 1
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+def result(row: Mapping[str, Any], tensor_parallel: int) -> dict[str, Any]:
+    """What one scenario found, why Megatron cannot run it here, or how it failed."""
+    unsupported = models.unsupported(row["recompute"], row["sequence_parallel"])
+    found: dict[str, Any] = {"findings": [], "unsupported": unsupported, "error": ""}
+    if unsupported:
+        return found
+    try:
+        request = Request(**{**row, "adapter": load_adapter(row["adapter"])}, tensor_parallel=tensor_parallel)
+        found["findings"] = [asdict(f) for f in together(list(SCENARIOS[request.scenario](request)))]
+    except Exception as error:  # noqa: BLE001  whatever a scenario raises is its result
+        found["error"] = f"{type(error).__name__}: {error} {place(error)}"
+    return found
+
+
+def place(error: BaseException) -> str:
+    """The innermost frames of an exception."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return "(" + ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames) + ")"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
