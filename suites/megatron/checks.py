@@ -41,7 +41,7 @@ def control(case: Case, subject: Subject) -> CheckOutput:
     """Runs an adapter with a planted fault; caught means that a finding does not hold."""
     fault = case.levels["fault"]
     scenario, _ = FAULTS[fault]
-    found = result_of(request(scenario, {}, f"suites.megatron.faults:{fault}"), "1")
+    found = result_of(request(scenario, {}, f"suites.megatron.faults:{fault}"), "1", together=False)
     failing = [row for row in map(comparison, found["findings"]) if not row.passed]
     caught = f"megatron.{scenario}: {failing[0].tensor}" if failing else "nothing"
     return CheckOutput(
@@ -100,28 +100,32 @@ def request(scenario: str, levels: Mapping[str, str], adapter: str) -> dict[str,
 
 
 _RESULTS: dict[str, dict[str, Any]] = {}
-"""Results of this process, by size and request: cells of one size are run together when the first is asked."""
+"""Results by size and request, for the life of this process."""
+
+_BATCHED: set[tuple[str, str]] = set()
+"""Sizes and adapters whose cells were run together already."""
 
 
-def result_of(asked: Mapping[str, Any], ranks: str) -> dict[str, Any]:
-    """The result of a request, out of the batch of its size, or on its own where the batch did not get there.
+def result_of(asked: Mapping[str, Any], ranks: str, *, together: bool = True) -> dict[str, Any]:
+    """The result of a request: out of the batch of its size and adapter, which runs when first asked, or alone.
+
+    Args:
+        asked: a request.
+        ranks: how many ranks share a layer.
+        together: whether to run the other cells of the same size in the same processes.
 
     Raises:
         RuntimeError: the scenario or its processes failed.
     """
-    key = key_of(asked, ranks)
+    key, adapter = key_of(asked, ranks), str(asked["adapter"])
+    if together and key not in _RESULTS and (ranks, adapter) not in _BATCHED:
+        _BATCHED.add((ranks, adapter))
+        remember(batch(adapter, ranks), ranks)
     if key not in _RESULTS:
-        wanted = [row for row in batch(str(asked["adapter"]), ranks) if key_of(row, ranks) not in _RESULTS]
-        remember(
-            [*[row for row in wanted if row != asked], dict(asked)] if asked not in wanted else wanted, ranks
-        )
-    if key not in _RESULTS:
-        remember([dict(asked)], ranks)
+        remember([asked], ranks)
     found = _RESULTS.get(key)
     if found is None:
-        raise RuntimeError(
-            f"{asked['scenario']} must write a result, got none; see the output of the processes"
-        )
+        raise RuntimeError(f"{asked['scenario']} must write a result, got none; its processes ended early")
     if found["error"]:
         raise RuntimeError(found["error"])
     return found
@@ -153,12 +157,11 @@ def remember(rows: Sequence[Mapping[str, Any]], ranks: str) -> None:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
         command += ["-m", "suites.megatron.world", "--tensor-parallel", ranks]
         command += ["--requests", str(asked), "--out", str(out)]
-        done = subprocess.run(
-            command, env=environment(int(ranks)), capture_output=True, text=True, check=False
-        )
+        variables = environment(int(ranks))
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         if not out.exists():
             raise RuntimeError(
-                f"the ranks must write results, ended with {done.returncode}: {reason(done.stderr)}"
+                f"ranks must write results, ended with {done.returncode}: {reason(done.stderr)}"
             )
         found = json.loads(out.read_text())
     for row, made in zip(rows, found["results"], strict=False):
