@@ -176,7 +176,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class StatePass:
-    """What the pass over the state leaves: S at the entry of each chunk (rounded, `[chunks, HV, V, K]`), V', the
+    """What the pass over the state leaves: S at the entry of each chunk (rounded, `[chunks, HV, K, V]`), V', the
     final state or None, and S' before rounding or None."""
 
     states: Tensor
@@ -192,7 +192,7 @@ def state_pass(
     """Runs the recurrence over the chunks of every sequence; with `write_raw`, states are written as fp32."""
     c, s = call.chunks, call.settings
     row, tile = call.state_row("gdn_state", grouped=s.state_format is not None)
-    states = call.empty(k, c.count, call.HV, call.V, call.K, dtype=torch.float32 if write_raw else None)
+    states = call.empty(k, c.count, call.HV, call.K, call.V, dtype=torch.float32 if write_raw else None)
     v_new = call.empty(k, *k.shape[:2], call.HV, call.V)
     final = call.empty(k, *call.state_shape(), dtype=torch.float32) if write_final else None
     raw = call.empty(k, *states.shape, dtype=torch.float32) if write_raw else None
@@ -298,7 +298,7 @@ def state_gradient(
     """Completes dV' in place; returns the gradient of S' of each chunk and that of the initial state."""
     c = call.chunks
     row, tile = call.state_row("gdn_state_gradient", grouped=False)
-    d_states = call.empty(k, c.count, call.HV, call.V, call.K)
+    d_states = call.empty(k, c.count, call.HV, call.K, call.V)
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
     programs = c.sequences * call.HV * triton.cdiv(call.V, tile)
     if programs:

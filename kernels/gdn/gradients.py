@@ -95,12 +95,12 @@ def outer_gradient_kernel(
             do_tile = operand(load_tile(do + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
             v_tile = operand(load_tile(v_new + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
             dv_tile = operand(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
-            s = operand(load_tile(states + state_offset, K, channels, columns, V, K), MMA)
-            ds = operand(load_tile(d_states + state_offset, K, channels, columns, V, K), MMA)
-            dq_state += matmul(do_tile, s, PRECISION)
-            dk_state += matmul(v_tile, ds, PRECISION)
-            dw_tile += matmul(dv_tile, s, PRECISION)
-            state_product += tl.sum(s.to(tl.float32) * ds.to(tl.float32), axis=0)
+            s = operand(load_tile(states + state_offset, V, columns, channels, K, V), MMA)
+            ds = operand(load_tile(d_states + state_offset, V, columns, channels, K, V), MMA)
+            dq_state += matmul(do_tile, tl.trans(s), PRECISION)
+            dk_state += matmul(v_tile, tl.trans(ds), PRECISION)
+            dw_tile += matmul(dv_tile, tl.trans(s), PRECISION)
+            state_product += tl.sum(s.to(tl.float32) * ds.to(tl.float32), axis=1)
         store_tile(dw + token_head * K, -dw_tile, HV * K, rows, columns, n_rows, K)
         dk_state *= tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)[:, None]
         dq_member += dq_state * (scale * tl.exp(gate))[:, None]

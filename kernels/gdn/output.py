@@ -53,8 +53,8 @@ def output_kernel(
         columns = start + tl.arange(0, BKT)
         queries = operand(load_tile(q, H * K, rows, columns, n_rows, K), MMA)
         keys = operand(load_tile(k, H * K, rows, columns, n_rows, K), MMA)
-        s = operand(load_tile(states, K, channels, columns, V, K), MMA)
-        from_state += matmul(queries, tl.trans(s), PRECISION)
+        s = operand(load_tile(states, V, columns, channels, K, V), MMA)
+        from_state += matmul(queries, s, PRECISION)
         scores += matmul(queries, tl.trans(keys), PRECISION)
     gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
     causal = (rows[:, None] >= rows[None, :]) & (rows < n_rows)[:, None]

@@ -58,11 +58,11 @@ def stages(*tensors: Any, **options: Any) -> dict[str, Tensor]:
 def initial_and_final(
     call: core.Call, initial: Tensor | None, passed: core.StatePass
 ) -> tuple[Tensor, Tensor]:
-    """The state as given (zero when it was not) and the final state, `[N, HV, V, K]`."""
+    """The state as given (zero when it was not) and the final state, `[N, HV, K, V]`."""
     assert passed.final_state is not None
     given = torch.zeros_like(passed.final_state) if initial is None else initial
     both = (given, passed.final_state)
-    return both if call.settings.state_v_first else (both[0].mT, both[1].mT)
+    return (both[0].mT, both[1].mT) if call.settings.state_v_first else both
 
 
 def spans(chunks: Chunks) -> list[tuple[int, int]]:
@@ -93,7 +93,7 @@ def rounded_states(chunks: Chunks, last: Tensor, passed: core.StatePass) -> Tens
 
 
 def padded(rows: list[Tensor]) -> Tensor:
-    """Sequences of `[chunks + 1, HV, V, K]` side by side, key first; a shorter one repeats its last state."""
+    """Sequences of `[chunks + 1, HV, K, V]` side by side; a shorter one repeats its last state."""
     longest = max(len(row) for row in rows)
     filled = [torch.cat((row, row[-1:].expand(longest - len(row), *row.shape[1:]))) for row in rows]
-    return torch.stack(filled).transpose(1, 2).mT.contiguous()
+    return torch.stack(filled).transpose(1, 2).contiguous()

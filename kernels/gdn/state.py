@@ -1,8 +1,8 @@
 """The passes over the chunks of a sequence: the state forward, its gradient backward.
 
-A program owns one V tile of one head of one sequence and keeps S transposed, [BV, BK], in fp32 registers. So S is
-the left operand of both matmuls that read it, straight from registers, and no accumulator is ever transposed into
-an operand. With the state site on, the V tile is the scale group.
+A program owns one V tile of one head of one sequence and keeps S, [BK, BV], in fp32 registers; as an operand it
+goes through shared memory in the order in which it is held, and no accumulator is transposed. With the state site
+on, the V tile is the scale group.
 
     V' = U - W S                S' = exp(G_last) S + (exp(G_last - G) K)^T V'
 
@@ -35,18 +35,18 @@ SCALARS = ["T", "chunks_per_sequence", "H", "HV", "state_stride_k", "state_strid
 
 
 @triton.jit
-def load_state(pointer, stride_v, stride_k, channels, columns, V: tl.constexpr, K: tl.constexpr):
-    """S transposed, [BV, BK] fp32, from either layout."""
-    mask = (channels < V)[:, None] & (columns < K)[None, :]
-    offsets = channels[:, None] * stride_v + columns[None, :] * stride_k
+def load_state(pointer, stride_k, stride_v, columns, channels, K: tl.constexpr, V: tl.constexpr):
+    """S, [BK, BV] fp32, from either layout."""
+    mask = (columns < K)[:, None] & (channels < V)[None, :]
+    offsets = columns[:, None] * stride_k + channels[None, :] * stride_v
     return tl.load(pointer + offsets, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_state(pointer, value, stride_v, stride_k, channels, columns, V: tl.constexpr, K: tl.constexpr):
-    """Stores S transposed into either layout."""
-    mask = (channels < V)[:, None] & (columns < K)[None, :]
-    offsets = channels[:, None] * stride_v + columns[None, :] * stride_k
+def store_state(pointer, value, stride_k, stride_v, columns, channels, K: tl.constexpr, V: tl.constexpr):
+    """Stores S into either layout."""
+    mask = (columns < K)[:, None] & (channels < V)[None, :]
+    offsets = columns[:, None] * stride_k + channels[None, :] * stride_v
     tl.store(pointer + offsets, narrow(value, pointer.dtype.element_ty), mask=mask)
 
 
@@ -58,7 +58,7 @@ def state_pass_kernel(
     MMA: tl.constexpr, PRECISION: tl.constexpr, STATE_FORMAT: tl.constexpr, CONVERSION: tl.constexpr,
     HAS_INITIAL: tl.constexpr, WRITE_FINAL: tl.constexpr, WRITE_RAW: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (sequences * HV * V tiles,). `states` holds S transposed at the entry of every chunk."""
+    """Grid: (sequences * HV * V tiles,). `states` holds S at the entry of every chunk."""
     program = tl.program_id(0).to(tl.int64)
     tiles: tl.constexpr = (V + BV - 1) // BV
     tile, sequence_head = (program % tiles).to(tl.int32), program // tiles
@@ -79,28 +79,27 @@ def state_pass_kernel(
     if WRITE_RAW:
         raw_states += (chunk * HV + head) * (K * V)
 
-    s = tl.zeros((BV, BK), tl.float32)
+    s = tl.zeros((BK, BV), tl.float32)
     if HAS_INITIAL:
         s = load_state(
-            initial_state + sequence_head * (K * V), state_stride_v, state_stride_k, channels, columns, V, K
+            initial_state + sequence_head * (K * V), state_stride_k, state_stride_v, columns, channels, K, V
         )
     s = round_state(s, STATE_FORMAT, CONVERSION)
     for row in range(0, bound(length), CHUNK):
         n_rows = tl.minimum(length - row, CHUNK)
-        s_operand = operand(s, MMA)
-        store_state(states, s, K, 1, channels, columns, V, K)
+        store_state(states, s, V, 1, columns, channels, K, V)
         w_tile = operand(load_tile(w, HV * K, rows, columns, n_rows, K), MMA)
-        product = matmul(s_operand, tl.trans(w_tile), PRECISION)
-        u_tile = widen(load_tile(u, HV * V, rows, channels, n_rows, V))
-        v_tile = tl.trans(u_tile) - product
-        store_tile(v_new, tl.trans(v_tile), HV * V, rows, channels, n_rows, V)
+        product = matmul(w_tile, operand(s, MMA), PRECISION)
+        v_tile = widen(load_tile(u, HV * V, rows, channels, n_rows, V)) - product
+        store_tile(v_new, v_tile, HV * V, rows, channels, n_rows, V)
         gate = load_vector(gate_sums, HV, rows, n_rows)
         gate_last = tl.load(gate_sums + (n_rows - 1) * HV)
         to_end = tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)
         keys = operand(load_tile(k, H * K, rows, columns, n_rows, K), MMA)
-        s = s * tl.exp(gate_last) + matmul(operand(v_tile * to_end[None, :], MMA), keys, PRECISION)
+        s *= tl.exp(gate_last)
+        s += matmul(tl.trans(keys), operand(v_tile * to_end[:, None], MMA), PRECISION)
         if WRITE_RAW:
-            store_state(raw_states, s, K, 1, channels, columns, V, K)
+            store_state(raw_states, s, V, 1, columns, channels, K, V)
             raw_states += HV * (K * V)
         s = round_state(s, STATE_FORMAT, CONVERSION)
         k += CHUNK * H * K
@@ -111,7 +110,7 @@ def state_pass_kernel(
         states += HV * (K * V)
     if WRITE_FINAL:
         store_state(
-            final_state + sequence_head * (K * V), s, state_stride_v, state_stride_k, channels, columns, V, K
+            final_state + sequence_head * (K * V), s, state_stride_k, state_stride_v, columns, channels, K, V
         )
 
 
@@ -137,10 +136,10 @@ def state_gradient_kernel(
     n_chunks = (length + CHUNK - 1) // CHUNK
     d_states += (chunk * HV + head) * (K * V)
 
-    ds = tl.zeros((BV, BK), tl.float32)
+    ds = tl.zeros((BK, BV), tl.float32)
     if HAS_FINAL:
         ds = load_state(
-            d_final_state + sequence_head * (K * V), state_stride_v, state_stride_k, channels, columns, V, K
+            d_final_state + sequence_head * (K * V), state_stride_k, state_stride_v, columns, channels, K, V
         )
     for step in range(bound(n_chunks)):
         index = (n_chunks - 1 - step).to(tl.int64)
@@ -148,22 +147,22 @@ def state_gradient_kernel(
         n_rows = tl.minimum(length - (n_chunks - 1 - step) * CHUNK, CHUNK)
         token_head = row * HV + head
         key_head = (row * H + head // (HV // H)) * K
-        store_state(d_states + index * HV * (K * V), ds, K, 1, channels, columns, V, K)
-        keys = operand(load_tile(k + key_head, H * K, rows, columns, n_rows, K), MMA)
-        queries = operand(load_tile(q + key_head, H * K, rows, columns, n_rows, K), MMA)
-        w_tile = operand(load_tile(w + token_head * K, HV * K, rows, columns, n_rows, K), MMA)
-        do_tile = widen(load_tile(do + token_head * V, HV * V, rows, channels, n_rows, V))
-        local = widen(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V))
+        store_state(d_states + index * HV * (K * V), ds, V, 1, columns, channels, K, V)
         gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
         gate_last = tl.load(gate_sums + token_head + (n_rows - 1) * HV)
         to_end = tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)
-        dv = matmul(operand(ds, MMA), tl.trans(keys), PRECISION) * to_end[None, :] + tl.trans(local)
-        store_tile(dv_new + token_head * V, tl.trans(dv), HV * V, rows, channels, n_rows, V)
-        do_scaled = tl.trans(do_tile * (scale * tl.exp(gate))[:, None])
-        ds = ds * tl.exp(gate_last) + matmul(operand(do_scaled, MMA), queries, PRECISION)
-        ds -= matmul(operand(dv, MMA), w_tile, PRECISION)
+        keys = operand(load_tile(k + key_head, H * K, rows, columns, n_rows, K), MMA)
+        dv = matmul(keys, operand(ds, MMA), PRECISION) * to_end[:, None]
+        dv += widen(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V))
+        store_tile(dv_new + token_head * V, dv, HV * V, rows, channels, n_rows, V)
+        do_tile = widen(load_tile(do + token_head * V, HV * V, rows, channels, n_rows, V))
+        do_scaled = operand(do_tile * (scale * tl.exp(gate))[:, None], MMA)
+        queries = operand(load_tile(q + key_head, H * K, rows, columns, n_rows, K), MMA)
+        w_tile = operand(load_tile(w + token_head * K, HV * K, rows, columns, n_rows, K), MMA)
+        through_output = matmul(tl.trans(queries), do_scaled, PRECISION)
+        ds = ds * tl.exp(gate_last) + (through_output - matmul(tl.trans(w_tile), operand(dv, MMA), PRECISION))
     if HAS_INITIAL:
         store_state(
-            d_initial_state + sequence_head * (K * V), ds, state_stride_v, state_stride_k, channels, columns,
-            V, K,
+            d_initial_state + sequence_head * (K * V), ds, state_stride_k, state_stride_v, columns, channels,
+            K, V,
         )  # fmt: skip
