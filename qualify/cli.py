@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,6 +63,9 @@ OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="A new folde
 ReceiptOption = Annotated[
     Path | None, typer.Option("--receipt", "-r", help="A receipt or a run's folder (default: the last run).")
 ]
+
+DISK_ERRORS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What ends a run that had begun: nothing finished is lost, and the rest can be resumed."""
 
 RUNS_FOLDER = Path("runs")
 LISTED = 40
@@ -183,6 +188,13 @@ def _publish(path: Path) -> list[Path]:
     """What the reports put beside a receipt; none where they are not installed."""
     publish: Callable[[Path], list[Path]] | None = getattr(_report_commands(), "publish", None)
     return publish(path) if publish else []
+
+
+@cache
+def _register_reports() -> None:
+    commands = _report_commands()
+    if commands is not None:
+        commands.register(app)
 
 
 def _report_commands() -> Any:
@@ -369,9 +381,7 @@ def _shown(path: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command and ends the process with its exit code; an error of the user's is one line."""
-    commands = _report_commands()
-    if commands is not None:
-        commands.register(app)
+    _register_reports()
     try:
         code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
     except typer.Exit as ended:
@@ -383,7 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         typer.echo("interrupted before the run began", err=True)
     except OSError as error:
         typer.echo(f"error: {error.strerror or error} ({error.filename or 'while writing'})", err=True)
-        code = Exit.INCOMPLETE if error.errno in (5, 28, 122) else Exit.USAGE
+        code = Exit.INCOMPLETE if error.errno in DISK_ERRORS else Exit.USAGE
     except Exception as error:
         text = error.format_message() if hasattr(error, "format_message") else str(error)
         if not isinstance(error, ValueError) and not hasattr(error, "format_message"):

@@ -1,0 +1,243 @@
+"""Runs from end to end: whatever subjects do, every case has a true result and the run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from qualify.execute import overdue
+from qualify.log import LOG_NAME, read_log
+from qualify.receipt import SCHEMA_FILE, assemble
+from suites.selfcheck.spine.trivial import HERE
+
+SUBJECTS: Mapping[str, str] = {
+    "good": "def qdq_w(w, *, fmt='e4m3'): return 2 * w",
+    "wrong": "def qdq_w(w, *, fmt='e4m3'): return 2 * w + (w == 4)",
+    "dies": "import os\ndef qdq_w(w, *, fmt='e4m3'): os._exit(0)",
+    "hangs": "import time\ndef qdq_w(w, *, fmt='e4m3'): time.sleep(1000)",
+    "leaves": "import sys\ndef qdq_w(w, *, fmt='e4m3'): sys.exit(0)",
+    "prints": (
+        "import os, sys\n"
+        "def qdq_w(w, *, fmt='e4m3'):\n"
+        "    print('{' * 10000); os.write(1, bytes(1000)); sys.stdout.close(); sys.stderr.close()\n"
+        "    return 2 * w"
+    ),
+    "absent": "import nothing_like_this",
+    "empty": "X = 1",
+    "refuses": "def qdq_w(w, *, fmt='e4m3'): raise NotImplementedError('not today')",
+    "declines": "CAPABILITIES = {'devices': ['cuda']}\ndef qdq_w(w, *, fmt='e4m3'): return 2 * w",
+}
+
+
+def command(*words: object, folder: Path) -> list[str]:
+    """A `qualify run` of the tiny profile."""
+    fixed = ["run", "--profile", "tiny", "--tables", f"{HERE}:TABLES", "--out", str(folder)]
+    return [sys.executable, "-m", "qualify", *fixed, *map(str, words)]
+
+
+def written(folder: Path, *names: str) -> list[str]:
+    """Options that name subjects, written as files."""
+    words = []
+    for name in names:
+        (folder / f"{name}.py").write_text(SUBJECTS[name])
+        words += ["--subject", str(folder / f"{name}.py")]
+    return words
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, dict[str, Any]]:
+    """A run of every subject above: its folder, its exit code and its receipt."""
+    base = tmp_path_factory.mktemp("run")
+    words = written(base, *SUBJECTS)
+    done = subprocess.run(command(*words, folder=base / "out"), capture_output=True, text=True, check=False)
+    return base / "out", done.returncode, json.loads((base / "out" / "receipt.json").read_text())
+
+
+def tally(receipt: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Subject -> verdict -> cases, skips left out."""
+    found: dict[str, Counter[str]] = {}
+    for case in receipt["body"]["cases"]:
+        if case["verdict"] != "skipped":
+            found.setdefault(case["subject"], Counter())[case["verdict"]] += 1
+    return {name: dict(counts) for name, counts in found.items()}
+
+
+def test_every_subject_gets_what_it_deserves(finished: tuple[Path, int, dict[str, Any]]) -> None:
+    assert tally(finished[2]) == {
+        "good": {"passed": 8},
+        "wrong": {"passed": 6, "failed_numeric": 2},
+        "dies": {"crash": 4, "not_run": 4},
+        "hangs": {"hang": 2, "not_run": 6},
+        "leaves": {"error": 8},
+        "prints": {"passed": 8},
+        "absent": {"error": 8},
+        "empty": {"unsupported": 8},
+        "refuses": {"unsupported": 8},
+        "declines": {"unsupported": 8},
+    }
+
+
+def test_run_with_failures_is_not_qualified(finished: tuple[Path, int, dict[str, Any]]) -> None:
+    _, code, receipt = finished
+    reasons = "\n".join(receipt["body"]["header"]["reasons"])
+    assert (code, receipt["body"]["header"]["verdict"]) == (1, "NOT_QUALIFIED")
+    for words in (
+        "absent could not be imported",
+        "empty offers neither",
+        "must run and unsupported",
+        "hang",
+        "crash",
+    ):
+        assert words in reasons
+
+
+def test_receipt_keeps_to_its_schema(finished: tuple[Path, int, dict[str, Any]]) -> None:
+    jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text())).validate(finished[2])
+
+
+def test_skips_have_requirement_value_and_reason(finished: tuple[Path, int, dict[str, Any]]) -> None:
+    skips = {row["requirement"]: row for row in finished[2]["body"]["skips"]}
+    assert skips["on sm90"]["value_seen"] == "cpu"
+    assert skips["on sm90"]["cases"] == 4 * len(SUBJECTS)
+    assert skips["offers"]["cases"] == 8
+
+
+def test_receipt_follows_from_plan_and_log_alone(finished: tuple[Path, int, dict[str, Any]]) -> None:
+    assert assemble(finished[0]) == finished[2]
+
+
+def test_subject_is_described_by_its_file(finished: tuple[Path, int, dict[str, Any]]) -> None:
+    subject = next(s for s in finished[2]["body"]["subjects"] if s["name"] == "good")
+    assert list(subject["files"]) == ["good.py"]
+    assert subject["offers"] == ["qdq_w"]
+    assert subject["import_error"] == ""
+
+
+@pytest.fixture(scope="module")
+def qualified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that qualified."""
+    base = tmp_path_factory.mktemp("qualified")
+    done = subprocess.run(
+        command(*written(base, "good"), folder=base / "out"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return base / "out"
+
+
+def copy_without(source: Path, target: Path, case_id: str) -> Path:
+    """A run's folder whose log lacks the result of one case."""
+    target.mkdir()
+    (target / "plan.json").write_text((source / "plan.json").read_text())
+    lines = (source / LOG_NAME).read_text().splitlines()
+    kept = [line for line in lines if not ('"finished"' in line and json.dumps(case_id)[1:-1] in line)]
+    assert len(kept) < len(lines)
+    (target / LOG_NAME).write_text("\n".join(kept) + "\n")
+    return target
+
+
+def test_case_deleted_from_the_log_makes_the_run_incomplete(qualified: Path, tmp_path: Path) -> None:
+    for number, case_id in enumerate(read_log(qualified / LOG_NAME).records):
+        body = assemble(copy_without(qualified, tmp_path / str(number), case_id))["body"]
+        assert body["header"]["verdict"] == "INCOMPLETE"
+        assert case_id in "\n".join(body["header"]["reasons"])
+
+
+def test_resumed_run_runs_what_is_left(qualified: Path, tmp_path: Path) -> None:
+    case_id = "good/double[sm:cpu,number:2,colour:red]ordinary#0"
+    folder = copy_without(qualified, tmp_path / "half", case_id)
+    words = [*written(tmp_path, "good"), "--resume"]
+    done = subprocess.run(command(*words, folder=folder), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    started = [line for line in (folder / LOG_NAME).read_text().splitlines() if '"started"' in line]
+    assert (
+        len(started)
+        > len([line for line in (qualified / LOG_NAME).read_text().splitlines() if '"started"' in line]) - 1
+    )
+
+
+def test_interrupted_run_keeps_what_was_finished(tmp_path: Path) -> None:
+    words = written(tmp_path, "good", "hangs")
+    process = subprocess.Popen(command(*words, folder=tmp_path / "out"), stdout=subprocess.PIPE, text=True)
+    wait_for(tmp_path / "out" / LOG_NAME, '"passed"')
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode in (1, 3), text
+    assert "interrupted" in text
+    verdicts = tally(json.loads((tmp_path / "out" / "receipt.json").read_text()))
+    assert verdicts["good"]["passed"] >= 1
+    assert verdicts["hangs"]["not_run"] >= 6
+
+
+def test_full_disk_ends_the_run_and_spares_what_was_finished(tmp_path: Path) -> None:
+    words = command(*written(tmp_path, "good"), folder=tmp_path / "out")[3:]
+    limited = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
+        f"sys.argv = {['qualify', *words]!r}; runpy.run_module('qualify', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(read_log(tmp_path / "out" / LOG_NAME).records) >= 4
+
+
+def wait_for(path: Path, text: str) -> None:
+    """Waits until a file holds a text."""
+    for _ in range(600):
+        if path.exists() and text in path.read_text():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path} never held {text}")
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "cpu_s", "late"),
+    [
+        (9.0, 9.0, False),
+        (11.0, 11.0, True),
+        (11.0, 0.1, True),
+        (30.0, 7.0, False),
+        (60.0, 10.5, True),
+        (81.0, 8.0, True),
+        (11.0, None, True),
+        (9.0, None, False),
+    ],
+)
+def test_time_limit_counts_the_time_that_a_case_was_given(
+    wall_s: float, cpu_s: float | None, late: bool
+) -> None:
+    event = {"limit_s": 10.0, "cpu_s": 100.0}
+    assert overdue(event, wall_s, None if cpu_s is None else 100.0 + cpu_s) is late
+
+
+def test_processes_end_with_the_run(finished: tuple[Path, int, dict[str, Any]]) -> None:
+    pids = {
+        json.loads(line)["pid"]
+        for line in (finished[0] / LOG_NAME).read_text().splitlines()
+        if '"pid"' in line
+    }
+    assert len(pids) > 2
+    assert not [pid for pid in pids if is_worker_of(pid, finished[0])]
+
+
+def is_worker_of(pid: int, folder: Path) -> bool:
+    """Whether a process is alive and was started for a run."""
+    try:
+        return str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes() or str(os.getpid()) == str(
+            pid
+        )
+    except OSError:
+        return False
