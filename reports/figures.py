@@ -12,13 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qualify.records import EXECUTED, FAILURES, CaseRecord, Comparison, Verdict
-from reports.model import Environment, Plan, Skip
+from reports.model import Body, Control, Discrimination, Environment, Evidence, Plan, Skip
 
 TENSORS = ("o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 """The eight tensors of a whole-op case, in the order in which people know them."""
 
-MEASURED = frozenset({"budget", "exact", "relation", "filter"})
-"""Kinds of comparison whose error is a size; the others hold or do not."""
+MEASURED = frozenset({"budget", "relation", "filter"})
+"""Kinds of comparison whose error is a size against a budget."""
+
+SIZED = frozenset({"exact", *MEASURED})
+"""Kinds that count or measure; every other kind is a property, which holds or does not."""
 
 CASE_AXES = ("check", "regime", "subject", "verdict")
 """What every case has beside its levels; the map can be laid out along these too."""
@@ -151,6 +154,18 @@ class HeatMap:
     cells: Mapping[tuple[str, str], Tally]
 
 
+def dense_axis(cases: Sequence[CaseRecord], plan: Plan) -> str:
+    """The axis, of three to eight levels, along which a map of the checks has the fewest holes."""
+    best, axis = 0.0, "regime"
+    for name in ("dtype", *plan.axes):
+        cells = {(case.check, axis_value(case, name)) for case in cases}
+        levels = {level for _, level in cells}
+        share = len(cells) / max(1, len(levels) * len({check for check, _ in cells}))
+        if 3 <= len(levels - {"–"}) <= 8 and "–" not in levels | {""} and share > best:
+            best, axis = share, name
+    return axis if best else "dtype"
+
+
 def heat_map(cases: Iterable[CaseRecord], row_axis: str, column_axis: str, plan: Plan) -> HeatMap:
     """Tallies of the cases by two axes, levels in the plan's order."""
     cells: dict[tuple[str, str], Tally] = defaultdict(Tally)
@@ -170,6 +185,85 @@ def in_order(values: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
 def _natural(text: str) -> list[tuple[int, int, str]]:
     parts = re.findall(r"\d{1,18}|\D+", text)
     return [(0, int(p), "") if p[0].isdecimal() and p.isascii() else (1, 0, p) for p in parts]
+
+
+@dataclass(frozen=True)
+class ControlRow:
+    """One planted fault in every carrier that it was planted in."""
+
+    name: str
+    fault: str
+    states: Mapping[str, str]
+    by: Evidence | None
+    because: str
+
+    @property
+    def caught(self) -> bool:
+        """Whether it was caught wherever it was planted."""
+        return set(self.states.values()) == {"caught"}
+
+
+def control_rows(body: Body) -> tuple[list[str], list[ControlRow]]:
+    """The carriers, and each planted fault with its state in each; the open ones first."""
+    ran = {
+        (case.levels.get("fault", case.check), case.levels.get("dtype", ""))
+        for case in body.cases
+        if case.verdict in EXECUTED
+    }
+    grouped: dict[str, list[Control]] = defaultdict(list)
+    for control in body.controls:
+        grouped[control.name].append(control)
+    rows = [
+        ControlRow(
+            name,
+            next((c.fault for c in controls if c.fault), ""),
+            {
+                c.dtype: "caught" if c.caught else "missed" if (name, c.dtype) in ran else "not run"
+                for c in controls
+            },
+            next((e for c in controls for e in c.caught_by), None),
+            next((c.because for c in controls if not c.caught), ""),
+        )
+        for name, controls in grouped.items()
+    ]
+    dtypes = sorted({c.dtype for c in body.controls})
+    return dtypes, sorted(rows, key=lambda r: (r.caught, "missed" not in r.states.values()))
+
+
+@dataclass(frozen=True)
+class WrongAnswerGroup:
+    """One named wrong answer over every place at which it had to be ruled out."""
+
+    name: str
+    subject: str
+    because: str
+    ruled_out: int
+    places: int
+    still_open: tuple[str, ...]
+    weakest: float
+    by: Evidence | None
+
+
+def wrong_answer_groups(body: Body) -> list[WrongAnswerGroup]:
+    """Named wrong answers, those that are still open somewhere first."""
+    grouped: dict[tuple[str, str], list[Discrimination]] = defaultdict(list)
+    for row in body.discrimination:
+        grouped[row.wrong_answer, row.subject].append(row)
+    reasons = {row.name: row.because for row in body.plan.wrong_answers}
+    made = [
+        WrongAnswerGroup(
+            name,
+            subject,
+            reasons.get(name, ""),
+            sum(row.excluded for row in rows),
+            len(rows),
+            tuple(" ".join(filter(None, (r.dtype, r.site, r.format))) for r in rows if not r.excluded),
+            min((row.best for row in rows if row.excluded), default=0.0),
+            next((e for row in rows for e in row.by), None),
+        )
+        for (name, subject), rows in grouped.items()
+    ]
+    return sorted(made, key=lambda g: (g.ruled_out == g.places, g.name))
 
 
 @dataclass
@@ -213,13 +307,49 @@ def _keep_largest(held: dict[str, float], new: Mapping[str, float]) -> None:
         held[name] = max(held.get(name, 0.0), orderable(value))
 
 
+def family(tensor: str) -> str:
+    """The name of a tensor without the shape that some checks put behind it: `codes[2x128]` is `codes`."""
+    return tensor.partition("[")[0] or tensor
+
+
 def measured(case: CaseRecord) -> Iterator[tuple[str, list[Comparison]]]:
-    """The measured comparisons of a case by tensor."""
+    """The comparisons of a case against a budget, by tensor."""
     by_tensor: dict[str, list[Comparison]] = defaultdict(list)
     for c in case.comparisons:
         if c.kind in MEASURED:
-            by_tensor[c.tensor].append(c)
+            by_tensor[family(c.tensor)].append(c)
     yield from by_tensor.items()
+
+
+@dataclass
+class BitRow:
+    """What was compared bit by bit under one name: how much of it, and how much of it differed."""
+
+    check: str
+    tensor: str
+    cases: int = 0
+    compared: int = 0
+    failed: int = 0
+    elements: float = 0.0
+    differing: float = 0.0
+
+
+def bit_rows(cases: Iterable[CaseRecord]) -> list[BitRow]:
+    """Exact comparisons by check and tensor, those that failed first."""
+    rows: dict[tuple[str, str], BitRow] = {}
+    for case in cases:
+        seen = set()
+        for c in case.comparisons:
+            if c.kind == "exact":
+                row = rows.setdefault((case.check, family(c.tensor)), BitRow(case.check, family(c.tensor)))
+                row.compared += 1
+                row.failed += not c.passed
+                row.elements += c.statistics.get("elements", 0.0)
+                row.differing += orderable(c.error)
+                seen.add(row.tensor)
+        for tensor in seen:
+            rows[case.check, tensor].cases += 1
+    return sorted(rows.values(), key=lambda r: (not r.failed, r.check, tensor_rank(r.tensor)))
 
 
 def tensor_rows(cases: Iterable[CaseRecord]) -> list[TensorRow]:
@@ -253,7 +383,7 @@ def properties(cases: Iterable[CaseRecord]) -> list[Property]:
     table: dict[tuple[str, str], Property] = {}
     for case in cases:
         for c in case.comparisons:
-            if c.kind not in MEASURED:
+            if c.kind not in SIZED:
                 row = table.setdefault((case.check, c.tensor), Property(c.tensor, case.check))
                 row.held += c.passed
                 row.cases += 1

@@ -14,6 +14,7 @@ from typing import Any
 
 from qualify.canonical import digest, digest_bytes
 from qualify.records import CaseRecord, Overall
+from qualify.tables import WrongAnswerRow
 from reports.reading import ReceiptError, parse_json, read_bytes, reader, short, without_collector
 
 SCHEMA = "gdn-qualify/receipt"
@@ -128,16 +129,6 @@ class RequirementFacts:
 
 
 @dataclass(frozen=True)
-class WrongAnswerFacts:
-    """A named wrong answer that had to be ruled out, at which sites and formats (empty: whatever ran)."""
-
-    name: str
-    because: str = ""
-    sites: tuple[str, ...] = ()
-    formats: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Plan:
     """What was to be run."""
 
@@ -148,7 +139,7 @@ class Plan:
     constraints: tuple[ConstraintFacts, ...] = ()
     covers: tuple[Cover, ...] = ()
     must_run: int = 0
-    wrong_answers: tuple[WrongAnswerFacts, ...] = ()
+    wrong_answers: tuple[WrongAnswerRow, ...] = ()
     seed: int = 0
     sm: str = ""
     checks: tuple[CheckFacts, ...] = ()

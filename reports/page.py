@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,6 +101,8 @@ def environment() -> jinja2.Environment:
         made.filters[name] = getattr(text, name)
     made.filters["plural"] = lambda number, one: text.plural(number, one)
     made.filters["id"] = breakable
+    made.filters["whole"] = lambda number: f"{number:,.0f}"
+    made.globals["inf"] = math.inf
     made.globals["subject_facts"] = subject_facts
     return made
 
@@ -168,8 +171,10 @@ def first_screen(receipt: Receipt, judged: Sequence[CaseRecord], disagreement: s
         "tightest": figures.tightest(judged),
         "worse": worse,
         "gates_failed": sum(not gate.passed for gate in body.gates),
-        "missed": [c for c in body.controls if not c.caught],
-        "unexcluded": [d for d in body.discrimination if not d.excluded],
+        "caught": sum(c.caught for c in body.controls),
+        "open_controls": [row for row in figures.control_rows(body)[1] if not row.caught],
+        "ruled_out": sum(d.excluded for d in body.discrimination),
+        "open_answers": [group for group in figures.wrong_answer_groups(body) if group.still_open],
     }
 
 
@@ -242,8 +247,8 @@ def machine_lines(gpu: Mapping[str, str], system: Mapping[str, str]) -> list[str
             f"driver {gpu['driver']}" if gpu.get("driver") else "",
         ]
         return [gpu["name"], ", ".join(filter(None, more))]
-    found = [str(value) for value in system.values() if value]
-    return ["no GPU", *found[:1]]
+    named = [system[name] for name in ("processor", "platform") if system.get(name)]
+    return ["no GPU", *named]
 
 
 def subject_facts(subject: SubjectFacts) -> list[tuple[str, str]]:
@@ -329,12 +334,11 @@ def findings(
 ) -> dict[str, Any]:
     """Failures by cause, the matrix, and what was never executed."""
     unexecuted = figures.never_executed(body.plan, body.cases)
-    column = "regime" if len({c.regime for c in body.cases}) > 1 else "dtype"
     return {
         "failures": [cause(group, i < SHOWN_CAUSES) for i, group in enumerate(groups)],
         "failed": sum(len(group.cases) for group in groups),
         "executed": sum(case.verdict in EXECUTED for case in judged),
-        "heat": figures.heat_map(body.cases, "check", column, body.plan),
+        "heat": figures.heat_map(body.cases, "check", figures.dense_axis(judged, body.plan), body.plan),
         "unexecuted": unexecuted,
         "unexecuted_levels": {(axis, level) for axis, level, _ in unexecuted},
     }
@@ -354,6 +358,7 @@ def error_tables(plan: Plan, cases: Sequence[CaseRecord]) -> dict[str, Any]:
         "margin_charts": [chart for chart in margin_charts if chart],
         "step_charts": [chart for chart in step_charts if chart],
         "over": charts.over_length(plan, cases),
+        "bits": figures.bit_rows(cases),
         "properties": figures.properties(cases),
         "matrix_tensors": tensors,
         "matrix_names": list(dict.fromkeys(name for name, _ in best)),
@@ -363,9 +368,11 @@ def error_tables(plan: Plan, cases: Sequence[CaseRecord]) -> dict[str, Any]:
 
 def evidence(body: Body, skips: Sequence[Any]) -> dict[str, Any]:
     """Controls and wrong answers, the open ones first; skips."""
+    dtypes, controls = figures.control_rows(body)
     return {
-        "controls": sorted(body.controls, key=lambda c: c.caught),
-        "discrimination": sorted(body.discrimination, key=lambda d: d.excluded),
+        "control_dtypes": dtypes,
+        "controls": controls,
+        "wrong_answers": figures.wrong_answer_groups(body),
         "skips": skips,
         "not_run": sum(skip.cases for _, skip in skips),
     }

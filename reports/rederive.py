@@ -7,7 +7,6 @@ from typing import Any
 
 from qualify.exclusions import OP, exclusions
 from qualify.records import CaseRecord, Overall
-from qualify.tables import WrongAnswerRow
 from qualify.verdicts import Exclusion, Judgement, SubjectOffer, judge
 from reports.model import Body, Gate, Plan, WaiverFacts
 
@@ -21,9 +20,8 @@ def control_checks(plan: Plan) -> frozenset[str]:
 
 def excluded(body: Body, records: Sequence[CaseRecord]) -> list[Exclusion]:
     """Every wrong answer that had to be ruled out, with the evidence that the cases hold."""
-    rows = [WrongAnswerRow(w.name, w.because, w.sites, w.formats) for w in body.plan.wrong_answers]
     op_checks = frozenset(check.name for check in body.plan.checks if OP in check.needs)
-    return exclusions(records, rows, [s.name for s in body.subjects], op_checks)
+    return exclusions(records, body.plan.wrong_answers, [s.name for s in body.subjects], op_checks)
 
 
 def judgement(body: Body) -> Judgement:

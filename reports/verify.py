@@ -24,6 +24,8 @@ from reports.reading import ReceiptError, parse_json, read_bytes, short, without
 
 WITHOUT_COMPARISON = frozenset({Verdict.ERROR, Verdict.CRASH, Verdict.HANG})
 MAX_NAMED = 3
+MARGIN_DIGITS = 1e-5
+"""Margins are recorded with six digits; verdicts hang on errors and budgets, which are recorded whole."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _case(case: CaseRecord, raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _close(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=1e-12) or (math.isnan(a) and math.isnan(b))
+    return math.isclose(a, b, rel_tol=MARGIN_DIGITS) or (math.isnan(a) and math.isnan(b))
 
 
 def _plan(receipt: Receipt) -> Iterator[str]:
