@@ -42,6 +42,7 @@ def run_repeat(case: Case, subject: Subject) -> CheckOutput:
     wrapped = replace(subject, chunk_gated_delta_rule=_checkpointed(_op(subject)))
     second = run_op(_op(wrapped if case.levels.get("checkpointing") == "on" else subject), again)
     comparisons = _equal(first, second, "repeated", Verdict.FAILED_NONDETERMINISTIC)
+    comparisons += _equal(_without_gradient(subject, problem), first, "no_grad", Verdict.FAILED_NUMERIC)
     return output_of([*comparisons, *_untouched(problem, again)], problem)
 
 
@@ -53,10 +54,12 @@ def run_borders(case: Case, subject: Subject) -> CheckOutput:
         subject: what is judged.
     """
     problem = _problem(case)
-    target = _inner(problem)
-    comparisons = [*_gradient_stays(subject, problem, target)]
+    first, inner = (_filled(problem) * 2)[:2]
+    comparisons = [*_gradient_stays(subject, problem, inner)]
     if subject.deterministic:
-        comparisons += [*_poison_stays(subject, problem, target), *_head_poison_stays(subject, problem)]
+        for target in dict.fromkeys((inner, first)):
+            comparisons += _poison_stays(subject, problem, target)
+        comparisons += _head_poison_stays(subject, problem)
     return output_of(comparisons, problem)
 
 
@@ -130,6 +133,13 @@ def _call(op: Op, problem: Problem) -> tuple[Tensor, Tensor | None]:
     return op(problem.q, problem.k, problem.v, problem.g, problem.beta, **problem.options())
 
 
+def _without_gradient(subject: Subject, problem: Problem) -> Outcome:
+    """The outputs of a forward that records nothing, as the first pass of a checkpoint may be."""
+    with torch.no_grad():
+        o, final_state = _call(_op(subject), fresh(problem))
+    return Outcome({"o": o, "final_state": final_state})
+
+
 def _equal(a: Outcome, b: Outcome, prefix: str, failure: Verdict) -> list[Comparison]:
     return [
         compare_exact(
@@ -156,10 +166,9 @@ def _sequences(problem: Problem) -> int:
     return problem.k.shape[0] if problem.cu_seqlens is None else len(problem.cu_seqlens) - 1
 
 
-def _inner(problem: Problem) -> int:
-    """A sequence with tokens, not the first where there is another."""
-    filled = [n for n in range(_sequences(problem)) if problem.q[_span(problem, n)].numel()]
-    return filled[min(1, len(filled) - 1)]
+def _filled(problem: Problem) -> list[int]:
+    """The sequences that have tokens."""
+    return [n for n in range(_sequences(problem)) if problem.q[_span(problem, n)].numel()]
 
 
 def _span(problem: Problem, sequence: int) -> tuple[slice, slice]:
@@ -220,13 +229,13 @@ def _poison_stays(subject: Subject, problem: Problem, target: int) -> Iterator[C
         rest = _outside(problem, name, x, target)
         if rest.numel() and isinstance(y, Tensor) and y.shape == x.shape:
             yield compare_exact(
-                f"poison.{name}",
+                f"poison_{target}.{name}",
                 rest,
                 _outside(problem, name, y, target),
                 derivation="a sequence does not depend on its neighbours",
             )
-    yield _appears("poison.appears", dirty["o"], lambda o: o[where])
-    yield _appears("poison.appears_in_state", dirty["final_state"], lambda s: s[target])
+    yield _appears(f"poison_{target}.appears", dirty["o"], lambda o: o[where])
+    yield _appears(f"poison_{target}.appears_in_state", dirty["final_state"], lambda s: s[target])
 
 
 def _head_poison_stays(subject: Subject, problem: Problem) -> Iterator[Comparison]:
@@ -259,8 +268,7 @@ def _head_poison_stays(subject: Subject, problem: Problem) -> Iterator[Compariso
     yield _appears("head_poison.appears", dirty["o"], lambda o: o[..., -1, :])
     if problem.state_format is not None:
         # with every column of v poisoned, every tile of a sequence that has tokens holds NaN throughout
-        ends = problem.cu_seqlens
-        filled = [n for n in range(_sequences(problem)) if ends is None or ends[n + 1] > ends[n]]
+        filled = _filled(problem)
         yield _appears("head_poison.appears_in_state", after, lambda s: s[filled][:, -1], everywhere=True)
 
 
