@@ -50,6 +50,14 @@ class Look:
 
 
 _PACKED = {"grouping": "hv2", "packing": "docs", "length": "65", "sites": "none"}
+_BOTH = {
+    "sites": "both",
+    "packing": "docs",
+    "grouping": "hv2",
+    "block_v": "16",
+    "length": "65",
+    "heads": "32x48",
+}
 _FUSED = {"grouping": "hv2", "packing": "single", "length": "17", "heads": "16x16", "sites": "none"}
 
 LOOKS: Mapping[str, Look] = MappingProxyType(
@@ -67,13 +75,26 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "exact_empty": Look("op.exact", {"sites": "both", "packing": "empty_middle", "layout": "vk"}),
         "exact_int8": Look("op.exact", {"sites": "state", "format": "int8"}),
         "exact_wide": Look("op.exact", {"sites": "none", "heads": "48x64"}),
+        "repeat": Look("op.repeat", _BOTH | {"checkpointing": "off"}),
+        "checkpoint": Look("op.repeat", _BOTH | {"checkpointing": "on"}),
+        "memory": Look("op.memory", _BOTH),
+        "borders": Look("op.borders", _BOTH),
+        "stages": Look("op.stages", _BOTH),
+        "refusals": Look("op.refusals"),
+        "qdq_refusals": Look("qdq.refusals"),
         "plain": Look(
             "op.whole",
             _PACKED
-            | {"heads": "48x64", "strides": "views", "gradients": "strided", "gates": "ordinary", "layout": "vk"},
+            | {
+                "heads": "48x64",
+                "strides": "views",
+                "gradients": "strided",
+                "gates": "ordinary",
+                "layout": "vk",
+            },
         ),
         "square": Look("op.whole", _PACKED | {"heads": "32x32", "layout": "vk", "length": "17"}),
-        "odd": Look("op.whole", _PACKED | {"heads": "100x72", "length": "17", "packing": "single"}),
+        "odd": Look("op.whole", {"heads": "100x72", "length": "63", "grouping": "hv1", "sites": "none"}),
         "fused": Look("op.whole", _FUSED | {"fused": "all"}),
         "small": Look("op.whole", _FUSED | {"fused": "norm"}, "small"),
         "repeated": Look("op.whole", _PACKED | {"heads": "16x16", "packing": "single"}, "repeated"),
@@ -86,6 +107,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "strong_gates": Look("op.dynamic_range", {"extreme": "strong_gates", "heads": "32x32"}),
         "large_state": Look("op.dynamic_range", {"extreme": "large_state", "heads": "32x32"}),
         "tiny_dht": Look("op.dynamic_range", {"extreme": "tiny_dht_carried", "heads": "32x32"}),
+        **{f"named_{part}": Look("op.named", {"part": str(part)}) for part in range(4)},
         "documents": Look("op.documents", {"blocks": "1025", "sites": "none"}),
     }
 )
@@ -146,7 +168,9 @@ def _caught(case: Case, faulty: Subject, name: str) -> str:
     if record.verdict not in DISAGREES or not _sound_passes(name, dtype, case.seed, sm):
         return ""
     failing = next(c for c in record.comparisons if not c.passed)
-    return f"{record.check} ({name}): {failing.tensor} by {failing.kind}, {failing.metric} {failing.error:.3g}"
+    return (
+        f"{record.check} ({name}): {failing.tensor} by {failing.kind}, {failing.metric} {failing.error:.3g}"
+    )
 
 
 @lru_cache(maxsize=256)

@@ -1,1 +1,1 @@
-"""Planted faults: subjects that differ from the eager implementation in one small thing and must be caught."""
+"""Planted faults: the eager implementation with one small thing wrong, which a qualification must notice."""

@@ -184,7 +184,7 @@ CODES = (
         "codes",
         "masked lanes of a width that is no power of two enter the maximum",
         rounding={"w_values": _lanes_of_ones},
-        looks=("qdq_narrow", "qdq"),
+        looks=("qdq_w",),
     ),
     Control(
         "amax_without_magnitude",

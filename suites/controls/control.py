@@ -8,10 +8,21 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from qualify.subjects import Subject, subject_from_module
+from references.wrong_answers import WRONG_ANSWERS
+from suites.checks.named import PARTS
 from suites.subjects.eager import EagerGDN, EagerQDQ
 
 Kind = Literal[
-    "codes", "straight_through", "configuration", "state", "terms", "packing", "heads", "range", "memory", "device"
+    "codes",
+    "straight_through",
+    "configuration",
+    "state",
+    "terms",
+    "packing",
+    "heads",
+    "range",
+    "memory",
+    "device",
 ]
 Tier = Literal["exact", "stages", "relations", "whole"]
 
@@ -85,3 +96,8 @@ class Control:
     def subject(self) -> Subject:
         """The fault as a subject, as any other that is plugged in."""
         return subject_from_module(self.implementation(), self.name, f"control:{self.name}")
+
+
+def named_look(wrong_answer: str) -> str:
+    """The look that projects onto a named wrong answer."""
+    return f"named_{list(WRONG_ANSWERS).index(wrong_answer) % PARTS}"

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from suites.controls.control import Control
-from suites.subjects.eager import Call, EagerGDN, Notes
+from suites.subjects.eager import Call, EagerGDN, Notes, Place
 
 Tensor = torch.Tensor
 
@@ -38,6 +38,25 @@ def _writes_do(self: EagerGDN, n: Notes, do: Tensor, dht: Tensor) -> None:
     dht.detach().zero_()
 
 
+def _behind_the_end(self: EagerGDN, x: Tensor, n: Notes) -> Tensor:
+    gathered = EagerGDN.gather(self, x, n)
+    end = x.storage_offset() + x.numel()
+    if not x.is_contiguous() or x.untyped_storage().nbytes() // x.element_size() <= end:
+        return gathered
+    return gathered + 0.0 * x.detach().as_strided((1,), (1,), end).to(self.work)
+
+
+def _masked_by_product(self: EagerGDN, x: Tensor, n: Notes) -> Tensor:
+    mask = n.at.valid.transpose(0, 1).repeat_interleave(n.HV, 1)
+    everywhere = Place(**{**vars(n.at), "valid": torch.ones_like(n.at.valid)})
+    gathered = EagerGDN.gather(self, x, Notes(**{**vars(n), "at": everywhere}))
+    return gathered * mask.view(*mask.shape, *[1] * (gathered.dim() - 3))
+
+
+def _nan_becomes_zero(self: EagerGDN, n: Notes) -> Tensor:
+    return torch.nan_to_num(EagerGDN.read(self, n))
+
+
 def _unwritten_tail(self: EagerGDN, y: Tensor, like: Tensor, n: Notes) -> Tensor:
     written = EagerGDN.scatter(self, y, like, n)
     out = torch.empty_like(written)
@@ -59,13 +78,12 @@ def _keys_beyond_tile(self: EagerGDN, n: Notes) -> Tensor:
 
 def _wide_keys(self: EagerGDN, n: Notes) -> None:
     EagerGDN.through_attention(self, n)
-    if n.K < 64:
+    if n.K < 64 or n.at.C < 32:
         return
     pair = self.dot(n.do, n.vn.mT, n).tril() * n.gam * n.options.scale
-    pair[..., :16, :] = 0.0
-    block = torch.zeros_like(pair)
-    block[..., 16:32, :16] = pair[..., 16:32, :16] - pair[..., 16:32, :16].mT
-    n.dk = n.dk - self.dot(block.mT, n.q, n)
+    lost = torch.zeros_like(pair)
+    lost[..., 16:32, :16] = pair[..., 16:32, :16] - pair[..., 16:32, :16].mT
+    n.dk = n.dk - self.dot(lost.mT, n.q, n)
 
 
 def _square_misread(self: EagerGDN, h0: Tensor | None, n: Notes) -> Tensor:
@@ -108,10 +126,9 @@ def _o_in_fp64(self: EagerGDN, n: Notes, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _any_order(self: EagerGDN, a: Tensor, b: Tensor, n: Notes) -> Tensor:
-    calls = self.__dict__.setdefault("dots", itertools.count())
-    if next(calls) % 3:
-        return EagerGDN.dot(self, a, b, n)
-    return EagerGDN.dot(self, a.flip(-1), b.flip(-2), n)
+    if "turn" not in vars(n):
+        n.turn = next(self.__dict__.setdefault("calls", itertools.count())) % 2
+    return EagerGDN.dot(self, a.flip(-1), b.flip(-2), n) if n.turn else EagerGDN.dot(self, a, b, n)
 
 
 def _race(self: EagerGDN, n: Notes) -> Tensor:
@@ -126,9 +143,7 @@ def _fast_mode(self: EagerGDN, call: Call) -> None:
     torch.backends.cuda.matmul.allow_tf32 = not torch.backends.cuda.matmul.allow_tf32
 
 
-def _boundaries_consumed(
-    self: EagerGDN, cu_seqlens: Tensor | None, B: int, T: int
-) -> list[tuple[int, int]]:
+def _boundaries_consumed(self: EagerGDN, cu_seqlens: Tensor | None, B: int, T: int) -> list[tuple[int, int]]:
     spans = EagerGDN.boundaries(self, cu_seqlens, B, T)
     if cu_seqlens is not None:
         cu_seqlens[-1] += 0 if len(spans) < 2 else 1
@@ -157,21 +172,21 @@ MEMORY = (
         "memory",
         "a prologue scales q in place",
         {"prepare": _writes_q},
-        looks=("invariants",),
+        looks=("repeat",),
     ),
     Control(
         "dht_overwritten",
         "memory",
         "the backward uses the incoming gradient as its workspace",
         {"backward": _writes_do},
-        looks=("invariants",),
+        looks=("repeat",),
     ),
     Control(
         "boundaries_overwritten",
         "memory",
         "the offsets are changed in place",
         {"boundaries": _boundaries_consumed},
-        looks=("invariants",),
+        looks=("repeat",),
     ),
     Control(
         "tail_unwritten",
@@ -179,6 +194,27 @@ MEMORY = (
         "tokens beyond the last whole tile are never written",
         {"scatter": _unwritten_tail},
         looks=("exact",),
+    ),
+    Control(
+        "reads_behind_the_end",
+        "memory",
+        "a masked load without a mask multiplies what lies behind the tensor by zero",
+        {"gather": _behind_the_end},
+        looks=("memory",),
+    ),
+    Control(
+        "masked_by_product",
+        "packing",
+        "tokens beyond a boundary are multiplied by zero, and zero times NaN is NaN",
+        {"gather": _masked_by_product},
+        looks=("borders",),
+    ),
+    Control(
+        "nan_becomes_zero",
+        "range",
+        "outputs are cleaned of NaN, and a broken run looks healthy",
+        {"read": _nan_becomes_zero},
+        looks=("borders",),
     ),
     Control(
         "dq_tile_missing",
@@ -257,14 +293,14 @@ MEMORY = (
         "device",
         "two writers of one row, now and then",
         {"read": _race},
-        looks=("invariants",),
+        looks=("repeat",),
     ),
     Control(
         "any_order",
         "device",
         "sums are taken in an order that changes from call to call",
         {"dot": _any_order},
-        looks=("invariants",),
+        looks=("repeat",),
     ),
     Control(
         "global_switch",

@@ -30,9 +30,7 @@ def _gradient_leaks(self: EagerGDN, ds: Tensor, n: Notes) -> None:
     EagerGDN.scan_back(self, received.flatten(0, 1), n)
 
 
-def _rounded_up(
-    self: EagerGDN, cu_seqlens: Tensor | None, B: int, T: int
-) -> list[tuple[int, int]]:
+def _rounded_up(self: EagerGDN, cu_seqlens: Tensor | None, B: int, T: int) -> list[tuple[int, int]]:
     spans = EagerGDN.boundaries(self, cu_seqlens, B, T)
     return [(a, min(a + (b - a + 63) // 64 * 64, T)) for a, b in spans] if cu_seqlens is not None else spans
 

@@ -24,7 +24,6 @@ def _initial_unrounded(self: EagerGDN, state: Tensor, where: str, n: Notes) -> T
     return state if where == "initial" else EagerGDN.round_state(self, state, where, n)
 
 
-
 def _left_before_rounding(self: EagerGDN, n: Notes, v: Tensor) -> tuple[Tensor, Tensor]:
     n.final = n.raws[-1] if n.at.chunks else n.final
     return EagerGDN.outputs(self, n, v)
@@ -224,14 +223,14 @@ SITES = (
         "straight_through",
         "a recomputed forward takes the other entry of a double buffer, which nobody rounded",
         {"round_w": _second_call_otherwise},
-        looks=("invariants",),
+        looks=("repeat",),
     ),
     Control(
         "unrounded_without_gradient",
         "straight_through",
         "the path without gradients, which checkpointing takes first, skips the site",
         {"prepare": _unrounded_without_gradient},
-        looks=("invariants",),
+        looks=("checkpoint",),
     ),
     Control(
         "initial_state_unrounded",

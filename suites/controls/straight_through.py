@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from suites.controls.control import Control
+from suites.controls.control import Control, named_look
 from suites.subjects.eager import EagerGDN, EagerQDQ, Notes
 
 Tensor = torch.Tensor
@@ -27,7 +27,9 @@ def _rounded(self: EagerQDQ, dy: Tensor, x: Tensor, values: Callable[[Tensor], T
 
 def _through_scale(self: EagerQDQ, dy: Tensor, x: Tensor, values: Callable[[Tensor], Tensor]) -> Tensor:
     residual = torch.where(x == 0, torch.zeros_like(x), (values(x) - x) / x.abs().amax(-1, keepdim=True))
-    return dy + torch.where(_largest_of(x), (dy * residual).sum(-1, keepdim=True) * x.sign(), 0.0).to(dy.dtype)
+    return dy + torch.where(_largest_of(x), (dy * residual).sum(-1, keepdim=True) * x.sign(), 0.0).to(
+        dy.dtype
+    )
 
 
 def _site_is_on(n: Notes) -> bool:
@@ -153,7 +155,8 @@ STRAIGHT_THROUGH = (
         "straight_through",
         "the adjoint of the solve reads the saved, rounded W",
         {"w_for_adjoint": _rounded_w_in_adjoint},
-        looks=("exact", "smooth"),
+        tier="whole",
+        looks=(named_look("solve_adjoint_at_rounded_w"),),
     ),
     Control(
         "w_rounded_again",
