@@ -69,6 +69,8 @@ def verify_(
     Exit code 0: it holds, whatever its verdict. 1: it does not.
     """
     path = _file(receipt)
+    if not path.is_file():
+        raise ReceiptError(f"{path}: must be a receipt, got nothing; check the path")
     beside = path.with_name(ENVELOPE)
     if envelope is None and (key or wheel):
         envelope = beside
