@@ -107,7 +107,7 @@ _BATCHED: set[tuple[str, str]] = set()
 
 
 def result_of(asked: Mapping[str, Any], ranks: str, *, together: bool = True) -> dict[str, Any]:
-    """The result of a request: out of the batch of its size and adapter, which runs when first asked, or alone.
+    """The result of a request: out of the batch of its size and adapter, run when first asked, or alone.
 
     Args:
         asked: a request.
