@@ -25,27 +25,26 @@ LARGEST = 2.0**15
 """Magnitudes stay below this, so that fp16 holds them."""
 SMALLEST = -24.0
 """Lowest bits stay at or above this exponent, so that fp16's subnormals hold them."""
-SPREAD = 10
-"""Lowest bits are found by a sum of 2^(-SPREAD * exponent); up to 2^SPREAD terms cannot mislead it."""
+SPREAD = 16
+"""The lowest bit of a sum is found by adding up 2^(-SPREAD * exponent) of its terms: up to 2^SPREAD terms
+cannot mislead it."""
 
 Largest = {"e4m3": 448.0, "int8": 127.0}
 
 
-def low_bit(x: Tensor) -> Tensor:
-    """The exponent of the lowest set bit of each fp64 number, +inf for zero."""
+def weight_of(x: Tensor) -> Tensor:
+    """`2^(-SPREAD * e)` for the exponent e of the lowest set bit of each fp64 number, 0 for zero."""
     mantissa, exponent = torch.frexp(x)
-    whole = (mantissa.abs() * 2.0**53).to(torch.int64)
-    lowest = (whole & -whole).double()
-    return torch.where(x == 0, torch.full_like(x, torch.inf), lowest.clamp_min(1.0).log2() + exponent - 53)
+    whole = (mantissa * 2.0**53).to(torch.int64)
+    inverse = torch.ldexp(1.0 / (whole & -whole).double(), 53 - exponent)  # 1 / lowest bit
+    for _ in range(4):  # to the power of SPREAD
+        inverse = inverse * inverse
+    return inverse.masked_fill(x == 0, 0.0)
 
 
-def _weight(low: Tensor) -> Tensor:
-    return torch.where(torch.isinf(low), torch.zeros_like(low), torch.exp2(-SPREAD * low))
-
-
-def _exponent(weight: Tensor) -> Tensor:
-    highest = torch.frexp(weight).exponent.double() - 1
-    return torch.where(weight > 0, -torch.floor(highest / SPREAD), torch.full_like(weight, torch.inf))
+def low_exponent(weight: Tensor) -> Tensor:
+    """The exponent of the lowest bit from a sum of weights; meaningless where the sum is empty."""
+    return -torch.floor((torch.frexp(weight).exponent.double() - 1) / SPREAD)
 
 
 @dataclass(frozen=True)
@@ -55,52 +54,45 @@ class Sum:
     Attributes:
         value: the sum.
         size: the sum of the magnitudes of its terms.
-        low: the exponent of the lowest bit of any term, +inf where there is none.
+        weight: the sum of the weights of its terms, 0 where there is none.
     """
 
     value: Tensor
     size: Tensor
-    low: Tensor
+    weight: Tensor
 
     @staticmethod
     def of(x: Tensor) -> Sum:
         """Numbers as sums of one term."""
-        return Sum(x, x.abs(), low_bit(x))
+        return Sum(x, x.abs(), weight_of(x))
 
     def __matmul__(self, other: Sum) -> Sum:
-        return Sum(
-            self.value @ other.value,
-            self.size @ other.size,
-            _exponent(_weight(self.low) @ _weight(other.low)),
-        )
+        return Sum(self.value @ other.value, self.size @ other.size, self.weight @ other.weight)
 
     def __add__(self, other: Sum) -> Sum:
-        return Sum(self.value + other.value, self.size + other.size, torch.minimum(self.low, other.low))
+        return Sum(self.value + other.value, self.size + other.size, self.weight + other.weight)
 
     def __neg__(self) -> Sum:
-        return Sum(-self.value, self.size, self.low)
+        return Sum(-self.value, self.size, self.weight)
 
     def __sub__(self, other: Sum) -> Sum:
         return self + -other
 
     def __mul__(self, other: Sum) -> Sum:
-        return Sum(self.value * other.value, self.size * other.size, self.low + other.low)
+        return Sum(self.value * other.value, self.size * other.size, self.weight * other.weight)
 
     @property
     def mT(self) -> Sum:  # noqa: N802
         """The transpose of the last two axes."""
-        return Sum(self.value.mT, self.size.mT, self.low.mT)
+        return Sum(self.value.mT, self.size.mT, self.weight.mT)
 
     def lower(self, diagonal: int = 0) -> Sum:
         """The lower triangle."""
-        keep = torch.ones_like(self.value, dtype=torch.bool).tril(diagonal)
-        return Sum(
-            self.value.tril(diagonal), self.size.tril(diagonal), self.low.masked_fill(~keep, torch.inf)
-        )
+        return Sum(self.value.tril(diagonal), self.size.tril(diagonal), self.weight.tril(diagonal))
 
     def sum(self, *dim: int) -> Sum:
         """The sum over some axes."""
-        return Sum(self.value.sum(dim), self.size.sum(dim), self.low.amin(dim))
+        return Sum(self.value.sum(dim), self.size.sum(dim), self.weight.sum(dim))
 
 
 @dataclass
@@ -111,11 +103,12 @@ class Audit:
     checked: int = 0
 
     def _fits(self, name: str, x: Sum, bits: int) -> None:
-        occupied = x.size > 0
-        wide = x.size > torch.exp2(bits + x.low)
-        outside = (x.size > LARGEST) | (x.low < SMALLEST) if bits == CARRIER_BITS else torch.zeros_like(wide)
-        bad = occupied & (wide | outside)
-        self.checked += int(occupied.sum())
+        low = low_exponent(x.weight)
+        bad = x.size > torch.exp2(bits + low)
+        if bits == CARRIER_BITS:
+            bad = bad | (x.size > LARGEST) | (low < SMALLEST)
+        bad = bad & (x.size > 0)
+        self.checked += x.size.numel()
         if bool(bad.any()):
             self.faults[name] = bad
 
@@ -227,8 +220,7 @@ def solve_paths(lower: Tensor) -> Sum:
         )
         return solved
 
-    low = _exponent(resolvent(_weight(low_bit(lower))))
-    return Sum(resolvent(-lower), resolvent(lower.abs()), low)
+    return Sum(resolvent(-lower), resolvent(lower.abs()), resolvent(weight_of(lower)))
 
 
 def solved_rows(audit: Audit, k: Tensor, beta: Tensor) -> tuple[Sum, Sum, Sum]:
@@ -300,7 +292,7 @@ def backward_chunk(audit: Audit, c: Chunk, n: Forward, ds: Tensor, sites: Sites)
     )
     last = (n.state * out).sum(-1, -2)
     audit.accumulated("dbeta", dbeta)
-    audit.accumulated("dg", Sum(cum.value.sum(-1), cum.size.sum(-1) * 2, cum.low.amin(-1)) + last)
+    audit.accumulated("dg", cum.sum(-1) + cum.sum(-1) + last)  # twice: from both ends of the chunk
     audit.stored("dk_head", dk)
     audit.stored("dq_head", dq)
     return {"dk": dk, "dq": dq, "dv": dv, "dstate": before}
@@ -309,5 +301,5 @@ def backward_chunk(audit: Audit, c: Chunk, n: Forward, ds: Tensor, sites: Sites)
 def sum_group(audit: Audit, name: str, x: Sum, heads: int) -> None:
     """A gradient of q or k summed over the value heads `[HV, C, K]` of each of `heads` heads."""
     shape = (heads, -1, *x.value.shape[1:])
-    grouped = Sum(x.value.reshape(shape), x.size.reshape(shape), x.low.reshape(shape))
+    grouped = Sum(x.value.reshape(shape), x.size.reshape(shape), x.weight.reshape(shape))
     audit.stored(name, grouped.sum(1))

@@ -37,7 +37,9 @@ Tensor = torch.Tensor
 CHUNK = 64
 HEADS = 2
 ROUNDS = 80
-"""Repairs before a seed is given up; the next derived seed follows."""
+"""Repairs before a draft is given up; another follows."""
+PATIENCE = 20
+"""Repairs of one kind by taking away single elements; then whole heads are emptied."""
 
 DEFAULTS: Mapping[str, str] = {
     "dtype": "bf16",
@@ -152,7 +154,7 @@ def _draft(at: dict[str, str], numbers: Numbers) -> Draft:
     N, given = len(spans), at["initial"] == "given"
     sign = numbers.pick((1.0, -1.0), HV, K, V)
     k, minor = _keys(numbers, spans, K, w_on)
-    q = _queries(numbers, start, K, w_on) * numbers.pick((1.0, -1.0), start, HEADS, 1)
+    q = _queries(numbers, spans, k, minor, w_on) * numbers.pick((1.0, -1.0), start, HEADS, 1)
     beta = numbers.pick((0.5, 1.0), start, HV)
     wish, effort = _wishes(numbers, (start, HV, V), fmt, lean)
     if w_on:  # what an element between the codes writes in a lean column would cost its pairs too many bits
@@ -184,6 +186,8 @@ def _draft(at: dict[str, str], numbers: Numbers) -> Draft:
         rows = WRows.of(K)
         few = numbers.uniform(N, HV, rows.plain - rows.rich, 1) < 0.1
         draft.dht[:, :, rows.rich : rows.plain] *= few.double()
+    first_tile = torch.arange(V) < int(at["block_v"])
+    draft.dht[:, :, 0] = (first_tile & (guard != 0)).double() * scale  # an amax element has a gradient, too
     if at["gradients"] == "output":
         draft.dht.zero_()
     if at["gradients"] == "state":
@@ -208,13 +212,29 @@ def _columns(numbers: Numbers, HV: int, V: int, block: int, fmt: str) -> tuple[T
     return guard, unit, lean
 
 
-def _queries(numbers: Numbers, tokens: int, K: int, w_on: bool) -> Tensor:
-    """Rows with one element 1, `[tokens, H, K]`; seldom where the W site's second elements have many bits."""
+def _queries(
+    numbers: Numbers, spans: list[tuple[int, int]], major: Tensor, minor: Tensor, w_on: bool
+) -> Tensor:
+    """Rows with one element 1, `[tokens, H, K]`; with the W site on mostly where an earlier key of the chunk is.
+
+    There they read its seven, or its second element where that is a power of two: few bits either way.
+    """
+    tokens, _, K = major.shape
     where = (numbers.uniform(tokens, HEADS) * K).floor().long()
     if w_on:
-        rows = WRows.of(K)
-        moved = (where >= rows.rich) & (where < rows.plain) & (numbers.uniform(tokens, HEADS) < 0.9)
-        where = torch.where(moved, 1 + where % (rows.rich - 1), where)
+        coins, draws = numbers.uniform(tokens, HEADS), numbers.uniform(tokens, HEADS)
+        plain = torch.frexp(minor.abs().amax(-1)).mantissa == 0.5
+        for first, size in _chunks(spans):
+            for head in range(HEADS):
+                keyed = [t for t in range(first, first + size) if bool(major[t, head].any())]
+                for i in range(first, first + size):
+                    earlier = [t for t in keyed if t <= i]
+                    if earlier and float(coins[i, head]) < 0.7:
+                        t = earlier[int(float(draws[i, head]) * len(earlier))]
+                        second = bool(plain[t, head]) and float(coins[i, head]) < 0.5
+                        where[i, head] = (minor if second else major)[t, head].abs().argmax()
+                    elif WRows.of(K).rich <= int(where[i, head]) < WRows.of(K).plain:
+                        where[i, head] = 0
     return torch.nn.functional.one_hot(where, K).double()
 
 
@@ -558,6 +578,8 @@ def _drop_values(draft: Draft, fault: Fault, numbers: Numbers, turn: int) -> Non
     assert notes is not None
     through = notes.p.size if fault.name.startswith("o") else notes.paths.size
     meeting = ((through > 0).double().mT @ bad.double()) > 0
+    if turn > PATIENCE:
+        draft.effort[slice(*draft.spans[fault.sequence]), bad.flatten(1).any(1)] = 0
     off = _coins(numbers, meeting | bad, min(1.0, 0.5 + turn / 8)).transpose(0, 1)
     here = slice(fault.start, fault.start + bad.shape[1])
     draft.effort[here][off] = 0
@@ -574,6 +596,11 @@ def _drop_values(draft: Draft, fault: Fault, numbers: Numbers, turn: int) -> Non
 def _drop_gradients(draft: Draft, fault: Fault, numbers: Numbers, turn: int) -> None:
     """Thins out incoming gradients that meet in a gradient, and the values that they meet there."""
     notes, bad = fault.notes, fault.bad
+    if turn > PATIENCE:
+        heads, span = bad.flatten(1).any(1), slice(*draft.spans[fault.sequence])
+        draft.do[span, heads] = 0.0
+        draft.dht[fault.sequence][heads] = 0.0
+        return
     if notes is None:
         draft.dht[fault.sequence][_coins(numbers, bad)] = 0.0
         return
@@ -588,8 +615,10 @@ def _drop_gradients(draft: Draft, fault: Fault, numbers: Numbers, turn: int) -> 
     chained = _reached(notes.paths.size, chosen) | chosen
     readers = _reached(notes.p.size, chained) | chosen
     rows = torch.einsum("hck,hc->hk", keys.double(), chained.double()) > 0
-    if bad.shape[1:2] != (size,):
-        rows = rows | bad.any(-1) if bad.dim() == 3 else rows
+    if bad.dim() == 3 and bad.shape[1:] == rows.shape[1:] + draft.guard.shape[1:]:
+        rows = rows | bad.any(-1)
+    elif bad.dim() == 3 and bad.shape[-1] == rows.shape[-1]:
+        rows = rows | bad.any(1)
     if turn % 2 or turn > 8:
         draft.do[here][_coins(numbers, readers, share).T] = 0.0
         draft.dht[fault.sequence][_coins(numbers, rows, share)] = 0.0
