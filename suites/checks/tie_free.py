@@ -13,6 +13,7 @@ element instead (`suites.checks.chunk`).
 from __future__ import annotations
 
 import itertools
+from dataclasses import fields
 
 import torch
 
@@ -69,13 +70,14 @@ def tie_free(problem: Problem) -> Problem:
         raise ValueError(
             "a tie-free W needs as many q/k heads as value heads; choose grouping hv1 or another site"
         )
-    work = _Work(problem.with_(beta=problem.beta * BETA))
+    scaled = problem.with_(beta=problem.beta * BETA)
+    work = _Work(scaled)
     for sequence, (row, start, end) in enumerate(work.spans):
         state = work.entry(sequence)
         for begin in range(start, end, CHUNK):
             stop = min(begin + CHUNK, end)
             state = work.chunk(row, begin, stop, state, carried=stop < end)
-    return work.problem.with_(k=work.keys(), v=work.values())
+    return scaled.with_(k=work.keys().to(problem.k.device), v=work.values().to(problem.v.device))
 
 
 def may_flip(problem: Problem) -> bool:
@@ -84,11 +86,19 @@ def may_flip(problem: Problem) -> bool:
     return problem.state_format == "int8"
 
 
+def _on_cpu(problem: Problem) -> Problem:
+    values = {f.name: getattr(problem, f.name) for f in fields(problem)}
+    return problem.with_(**{name: x.cpu() for name, x in values.items() if isinstance(x, Tensor)})
+
+
 class _Work:
-    """The chunk form in fp64 for every head of one sequence at a time, with inputs that change on the way."""
+    """The chunk form in fp64 for every head of one sequence at a time, with inputs that change on the way.
+
+    Always on the CPU: token after token is no work for a GPU, and a case is the same on every machine.
+    """
 
     def __init__(self, problem: Problem) -> None:
-        p = self.problem = problem
+        p = self.problem = _on_cpu(problem)
         self.ratio = p.v.shape[2] // p.k.shape[2]
         self.k, self.v = p.k.double(), p.v.double()
         self.g, self.beta = p.g.double(), p.beta.double()
