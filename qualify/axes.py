@@ -46,6 +46,7 @@ class Profile:
         workers_per_gpu: how many share one GPU at most; never more in all than the machine has cores. Cases
             are small, and most of their time is compilation and the oracle's launches.
         controls: whether the planted faults run.
+        wrong_answers: whether every named wrong answer has to be excluded.
     """
 
     name: str
@@ -58,3 +59,4 @@ class Profile:
     workers: int = 2
     workers_per_gpu: int = 1
     controls: bool = True
+    wrong_answers: bool = True

@@ -36,6 +36,9 @@ class Options:
         regimes: overrides the row's.
         must_run: whether the row's must-run cells bind this profile.
         time_limit_s: a case that runs longer hangs; None: the profile's limit.
+        interpreted: on a CPU, what is left for subjects whose kernels run in an interpreter, where one call
+            takes seconds: fewer levels and regimes, another strength, other seeds. `LEFT_OUT`: nothing;
+            None: everything. Cells of other SMs stay planned.
     """
 
     strength: Strength | None = None
@@ -44,6 +47,11 @@ class Options:
     regimes: tuple[str, ...] | None = None
     must_run: bool = True
     time_limit_s: float | None = None
+    interpreted: Options | None = None
+
+
+LEFT_OUT = Options(seeds=())
+"""No case at all."""
 
 
 @dataclass(frozen=True)

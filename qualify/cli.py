@@ -30,7 +30,8 @@ from qualify.execute import (
 )
 from qualify.harness import harness_facts
 from qualify.log import LOG_NAME
-from qualify.plan import Plan, PlannedSubject, case_from_id, make_plan, select
+from qualify.plan import Plan, PlannedSubject, case_from_id, select
+from qualify.planning import make_plan
 from qualify.probe import environment, machine_facts, visible_devices
 from qualify.receipt import assemble, read_receipt_file, write_receipt
 from qualify.records import Overall

@@ -48,6 +48,7 @@ class Tables:
         wrong_answers: what must be excluded, for subjects that offer the op.
         subjects: built-in subjects by name: where each is loaded from.
         default_subjects: what is judged when none is named.
+        interpreted: names of subjects whose kernels run in an interpreter where there is no GPU.
     """
 
     axes: tuple[Axis, ...]
@@ -58,6 +59,7 @@ class Tables:
     wrong_answers: tuple[WrongAnswerRow, ...] = ()
     subjects: Mapping[str, str] = field(default_factory=dict)
     default_subjects: tuple[str, ...] = ()
+    interpreted: tuple[str, ...] = ()
 
     def profile(self, name: str) -> Profile:
         """The profile of a name.
@@ -108,6 +110,13 @@ class Tables:
                 for axis, used in options.axes.items()
                 for level in used
                 if level not in row.axes.get(axis, ())
+            ]
+            problems += [
+                f"{row.name}: {name} interprets unknown level {axis}:{level}"
+                for name, options in row.profiles.items()
+                for axis, used in (options.interpreted or options).axes.items()
+                for level in used
+                if level not in options.axes.get(axis, row.axes.get(axis, ()))
             ]
             problems += [
                 f"{row.name}: must-run cell has unknown {axis}:{level}"

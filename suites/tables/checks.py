@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from qualify.checks_table import CheckRow
+from suites.tables.trims import trimmed
 
 MODULES: tuple[str, ...] = (
     "qdq",
@@ -27,5 +28,5 @@ MODULES: tuple[str, ...] = (
 """Modules of `suites.checks` with a tuple `ROWS`; the cheapest and sharpest evidence first."""
 
 CHECKS: tuple[CheckRow, ...] = tuple(
-    row for name in MODULES for row in importlib.import_module(f"suites.checks.{name}").ROWS
+    trimmed(row) for name in MODULES for row in importlib.import_module(f"suites.checks.{name}").ROWS
 )

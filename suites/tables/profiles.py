@@ -17,9 +17,10 @@ PROFILES: tuple[Profile, ...] = (
     Profile(
         "quick",
         "cpu",
-        "a verdict within seconds, for the edit-and-run loop",
+        "a verdict within seconds, for the edit-and-run loop; no evidence for a release",
         time_limit_s=10.0,
         import_limit_s=15.0,
+        wrong_answers=False,
     ),
     Profile(
         "cpu",

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from qualify.guard import unchanged
-from qualify.plan import PlannedSubject, make_plan
+from qualify.plan import PlannedSubject
+from qualify.planning import make_plan
 from qualify.records import CaseRecord, Verdict
 from qualify.run_case import PoisonedWorkerError, run_case
 from qualify.subjects import Subject, load_subject, resolve_subject, subject_name

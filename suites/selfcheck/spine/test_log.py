@@ -10,7 +10,8 @@ import pytest
 
 from qualify.blank import blank
 from qualify.log import LogReader, LogWriter, read_log
-from qualify.plan import PlannedSubject, make_plan
+from qualify.plan import PlannedSubject
+from qualify.planning import make_plan
 from qualify.records import Verdict
 from suites.selfcheck.spine.trivial import TABLES
 

@@ -13,11 +13,11 @@ from qualify.plan import (
     Plan,
     PlannedSubject,
     case_from_id,
-    make_plan,
     plan_from_json,
     plan_to_json,
     select,
 )
+from qualify.planning import make_plan
 from qualify.tables import Tables
 from suites.selfcheck.spine.trivial import HERE, TABLES
 
