@@ -146,7 +146,7 @@ _GONE = object()
 
 
 def _wrapped_by_torch(found: object, before: object) -> bool:
-    """Whether torch itself put a wrapper around a function, as it does when a part of it is first imported."""
+    """Whether torch itself wrapped a function, as it does when a part of it is first imported."""
     code = getattr(found, "__code__", None)
     inside = code is not None and Path(code.co_filename).is_relative_to(Path(torch.__file__).parent)
     return inside and getattr(found, "__wrapped__", None) is before

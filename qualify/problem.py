@@ -1,4 +1,4 @@
-"""A problem: the inputs of one op call, its options and its incoming gradients; and how a subject is run on it."""
+"""A problem: the inputs of one op call, its options and incoming gradients; and how a subject is run on it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Problem:
         return replace(self, **changes)
 
     def leaves(self) -> dict[str, Tensor]:
-        """The differentiable inputs by the name of their gradient (`dq`, ..., `dh0`, `dA_log`, `ddt_bias`)."""
+        """The differentiable inputs by the name of their gradient (`dq`, ..., `dh0`, `dA_log`, ...)."""
         named = {
             "dq": self.q,
             "dk": self.k,

@@ -82,7 +82,7 @@ class Comparison:
         budget: the largest error that passes; 0 for exact comparisons.
         derivation: how the budget came about, in words with numbers.
         passed: `error <= budget` for every kind; NaN never passes.
-        statistics: further figures (`max_abs`, `mean_abs`, `p99_abs`, `rel_l2`, `ulps_max`, `grid_steps_max`, ...).
+        statistics: further figures (`max_abs`, `p99_abs`, `rel_l2`, `ulps_max`, `grid_steps_max`, ...).
         nonfinite: counts of non-finite elements of `actual` by class (`nan`, `posinf`, `neginf`).
         worst: the worst element, where there is one.
         discrimination: named wrong answer -> its distance from the oracle / budget (or filter separation);
@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def margin(self) -> float:
-        """Error / budget: at most 1 passes. An exact comparison has margin 0 when equal, infinity when not."""
+        """Error / budget: at most 1 passes. An exact comparison has 0 when equal, infinity when not."""
         if self.budget > 0.0:
             return self.error / self.budget
         return 0.0 if self.error == 0.0 else math.inf
@@ -170,7 +170,7 @@ class CaseRecord:
             raise ValueError(f"case {self.case_id} is {self.verdict} without a reason; say why")
 
     def to_json(self) -> dict[str, Any]:
-        """This record as plain JSON values; non-finite numbers become the strings NaN, Infinity, -Infinity."""
+        """This record as plain JSON values; non-finite numbers become strings, see `jsonable`."""
         body: dict[str, Any] = jsonable(asdict(self))
         for comparison, row in zip(self.comparisons, body["comparisons"], strict=True):
             row["passed"] = comparison.passed
@@ -197,7 +197,7 @@ def number(value: float | str) -> float:
 
 
 def comparison_from_json(row: Mapping[str, Any]) -> Comparison:
-    """A comparison read back from `CaseRecord.to_json`; `passed` and `margin` are derived again, never trusted."""
+    """A comparison read back from JSON; `passed` and `margin` are derived again, never trusted."""
     worst = row.get("worst")
     return Comparison(
         tensor=row["tensor"],

@@ -14,7 +14,7 @@ from qualify.checks_table import LEFT_OUT, CheckRow, Options, Strength
 from suites.checks.rows import OP
 from suites.controls.table import CONTROLS
 
-QUICK_FAULTS = tuple({control.kind: control.name for control in reversed(CONTROLS.values())}.values())
+QUICK_FAULTS = tuple({control.kind: control.name for control in reversed(list(CONTROLS.values()))}.values())
 """One planted fault of each kind."""
 
 _SMALL = {"heads": ("16x16", "32x48"), "length": ("17", "65"), "grouping": ("hv1", "hv2")}

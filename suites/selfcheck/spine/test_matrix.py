@@ -32,7 +32,7 @@ def spaces(draw: st.DrawFn) -> tuple[dict[str, tuple[str, ...]], list[dict[str, 
     """Small spaces with rules that forbid parts of them."""
     sizes = draw(st.lists(LEVELS, min_size=2, max_size=4))
     space = {f"a{i}": tuple(f"v{j}" for j in range(size)) for i, size in enumerate(sizes)}
-    rules = []
+    rules: list[dict[str, tuple[str, ...]]] = []
     for _ in range(draw(st.integers(0, 3))):
         axes = draw(st.lists(st.sampled_from(sorted(space)), min_size=2, max_size=3, unique=True))
         rules.append({axis: (draw(st.sampled_from(space[axis])),) for axis in axes})

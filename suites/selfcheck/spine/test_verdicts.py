@@ -154,7 +154,7 @@ def test_exit_codes_are_those_published() -> None:
         "NOT_QUALIFIED": 1,
         "INCOMPLETE": 3,
     }
-    assert Exit.USAGE == 2
+    assert int(Exit.USAGE) == 2
 
 
 ROWS = (
