@@ -91,11 +91,11 @@ def operator_arguments(
     """Checks a call of the op and applies the activations; returns the arguments of the forward operator."""
     check_tensors(q, k, v, g, beta, initial_state, cu_seqlens, state_v_first)
     check_sites(state_format, state_block_v, w_format)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
     check_options(
         scale, input_precision, allow_neg_eigval, use_beta_sigmoid_in_kernel, use_gate_in_kernel, A_log,
         dt_bias, g,
     )  # fmt: skip
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     if A_log is not None:

@@ -123,7 +123,7 @@ def check_sites(state_format: str | None, state_block_v: int, w_format: str | No
 
 
 def check_options(
-    scale: float, input_precision: str, allow_neg_eigval: bool, use_beta_sigmoid_in_kernel: bool,
+    scale: float | None, input_precision: str, allow_neg_eigval: bool, use_beta_sigmoid_in_kernel: bool,
     use_gate_in_kernel: bool, A_log: Tensor | None, dt_bias: Tensor | None, g: Tensor,
 ) -> None:  # fmt: skip
     """Refuses options that contradict one another.
@@ -132,7 +132,7 @@ def check_options(
         ValueError: a value outside its set, or options that need or exclude one another.
         TypeError: `A_log` or `dt_bias` is not a float tensor.
     """
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+    if scale is not None and not is_finite_number(scale):
         raise ValueError(f"scale must be a finite number, got {scale!r}; leave it out for K ** -0.5")
     if input_precision not in PRECISIONS:
         raise ValueError(f"input_precision must be one of {PRECISIONS}, got {input_precision!r}; choose one")
@@ -153,6 +153,11 @@ def check_options(
         if x.numel() != g.shape[2] or x.device != g.device:
             raise ValueError(f"{name} must hold HV = {g.shape[2]} values on {g.device}, got shape "
                              f"{tuple(x.shape)} on {x.device}; align it")  # fmt: skip
+
+
+def is_finite_number(value: object) -> bool:
+    """Whether a value is an int or a float, neither infinite nor NaN; a bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_boundaries(cu_seqlens: Tensor, tokens: int) -> None:
