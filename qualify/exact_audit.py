@@ -123,37 +123,30 @@ class Audit:
         return Sum.of(x.value)
 
     def rounded(self, name: str, x: Tensor, dim: tuple[int, ...], fmt: str | None) -> Tensor:
-        """`x` rounded with one scale per group spanning `dim`; every scale must be a power of two."""
+        """`x` rounded with one scale per group spanning `dim`; what comes out must fit the carrier again."""
         if fmt is None:
             return x
-        value, fits = round_dyadic(x, dim, fmt)
-        if not bool(fits.all()):
-            self.faults[name] = (~fits).expand_as(x).contiguous()
+        value = round_fp32(x, dim, fmt)
+        self._fits(name, Sum.of(value), CARRIER_BITS)
         return value
 
 
-def round_dyadic(x: Tensor, dim: tuple[int, ...], fmt: str) -> tuple[Tensor, Tensor]:
-    """Rounds to a grid whose scales are powers of two, in exact arithmetic.
+def round_fp32(x: Tensor, dim: tuple[int, ...], fmt: str) -> Tensor:
+    """QDQ in the contract's own fp32 steps, each IEEE, on numbers that fp32 holds.
 
     Args:
         x: fp64, any shape.
         dim: the axes that share a scale.
         fmt: `e4m3` or `int8`.
-
-    Returns:
-        The rounded values, and per group (`dim` kept) whether its scale is a power of two or it is all zero.
     """
-    amax = x.abs().amax(dim, keepdim=True)
-    quotient = amax / Largest[fmt]
-    mantissa, _ = torch.frexp(quotient)
-    empty = amax == 0
-    scale = torch.where(empty, torch.ones_like(amax), quotient)
-    y = x / scale
-    if fmt == "int8":
-        step = torch.ones_like(y)
-    else:
-        step = torch.exp2(torch.frexp(y).exponent.double().clamp_min(-5) - 4)
-    return torch.round(y / step) * step * scale, empty | (mantissa == 0.5)
+    narrow = x.float()
+    amax = narrow.abs().amax(dim, keepdim=True)
+    scale = torch.where(amax == 0, 1.0, amax / torch.full_like(amax, Largest[fmt]))
+    y = (narrow / scale).clamp(-Largest[fmt], Largest[fmt])
+    step = torch.ones_like(y)
+    if fmt == "e4m3":
+        step = torch.exp2(torch.frexp(y).exponent.float().clamp_min(-5) - 4)
+    return (torch.round(y / step) * step * scale).double()
 
 
 def state_tiles(state: Tensor, block_v: int) -> Tensor:

@@ -154,14 +154,14 @@ def _draft(at: dict[str, str], numbers: Numbers) -> Draft:
     N, given = len(spans), at["initial"] == "given"
     sign = numbers.pick((1.0, -1.0), HV, K, V)
     k, minor = _keys(numbers, spans, K, w_on)
-    q = _queries(numbers, spans, k, minor, w_on) * numbers.pick((1.0, -1.0), start, HEADS, 1)
+    q = _queries(numbers, start, K, w_on) * numbers.pick((1.0, -1.0), start, HEADS, 1)
     beta = numbers.pick((0.5, 1.0), start, HV)
     wish, effort = _wishes(numbers, (start, HV, V), fmt, lean)
     if w_on:  # what an element between the codes writes in a lean column would cost its pairs too many bits
         odd = torch.frexp(minor.abs().amax(-1)).mantissa != 0.5
         effort[odd.repeat_interleave(HV // HEADS, 1)[..., None] & lean] = 0
     if not given:
-        _first_writes(spans, k, minor, beta, w_on)
+        _first_writes(spans, k, minor, beta)
     initial = _initial(numbers, (N, HV, K, V), sign, fmt, w_on, state_on, lean) * unit[None, :, None]
     initial[:, :, 0] = guard
     draft = Draft(
@@ -212,39 +212,23 @@ def _columns(numbers: Numbers, HV: int, V: int, block: int, fmt: str) -> tuple[T
     return guard, unit, lean
 
 
-def _queries(
-    numbers: Numbers, spans: list[tuple[int, int]], major: Tensor, minor: Tensor, w_on: bool
-) -> Tensor:
-    """Rows with one element 1, `[tokens, H, K]`; with the W site on mostly where an earlier key of the chunk is.
-
-    There they read its seven, or its second element where that is a power of two: few bits either way.
-    """
-    tokens, _, K = major.shape
+def _queries(numbers: Numbers, tokens: int, K: int, w_on: bool) -> Tensor:
+    """Rows with one element 1, `[tokens, H, K]`; seldom where W's second elements have many bits."""
     where = (numbers.uniform(tokens, HEADS) * K).floor().long()
     if w_on:
-        coins, draws = numbers.uniform(tokens, HEADS), numbers.uniform(tokens, HEADS)
-        plain = torch.frexp(minor.abs().amax(-1)).mantissa == 0.5
-        for first, size in _chunks(spans):
-            for head in range(HEADS):
-                keyed = [t for t in range(first, first + size) if bool(major[t, head].any())]
-                for i in range(first, first + size):
-                    earlier = [t for t in keyed if t <= i]
-                    if earlier and float(coins[i, head]) < 0.7:
-                        t = earlier[int(float(draws[i, head]) * len(earlier))]
-                        second = bool(plain[t, head]) and float(coins[i, head]) < 0.5
-                        where[i, head] = (minor if second else major)[t, head].abs().argmax()
-                    elif WRows.of(K).rich <= int(where[i, head]) < WRows.of(K).plain:
-                        where[i, head] = 0
+        rows = WRows.of(K)
+        moved = (where >= rows.rich) & (where < rows.plain) & (numbers.uniform(tokens, HEADS) < 0.9)
+        where = torch.where(moved, where - rows.rich + 1, where)
     return torch.nn.functional.one_hot(where, K).double()
 
 
 @dataclass(frozen=True)
 class WRows:
-    """How the W site's keys share the coordinates: 0 guards, then sevens, then `rich` and `plain` seconds.
+    """How the keys share the coordinates with the W site on: 0 guards, sevens, seconds, and the others.
 
-    A row of W has its largest element, 7/8 of beta, at a coordinate of its own, where the state is mostly
-    empty, so seven meets nothing. Beside it is a second element that does the work: a power of two, which
-    may meet others, or one that lies between the codes and meets few.
+    Most keys are one-hot: their rows of W have one element, a power of two, which E4M3 gives back. The others
+    have their largest element, 7/8, at a coordinate of their own, where the state is mostly empty, so seven
+    meets little, and beside it a second element that lies between the codes.
     """
 
     rich: int
@@ -253,14 +237,14 @@ class WRows:
     @staticmethod
     def of(K: int) -> WRows:
         """The shares for K coordinates."""
-        sevens = (K - 1) // 2
-        return WRows(1 + sevens, 1 + sevens + (K - 1 - sevens) // 2)
+        sevens = max(1, (K - 1) // 6)
+        return WRows(1 + sevens, 1 + 2 * sevens)
 
 
 def _spread(
     numbers: Numbers, spans: list[tuple[int, int]], K: int, low: int, high: int, times: int
 ) -> Tensor:
-    """One-element rows `[tokens, H, K]`; a chunk uses a coordinate of `[low, high)` `times` times at most."""
+    """One-element rows `[tokens, H, K]`; a chunk uses a coordinate of `[low, high)` at most `times` times."""
     out = torch.zeros(spans[-1][1], HEADS, K, dtype=torch.float64)
     for first, size in _chunks(spans):
         for head in range(HEADS):
@@ -275,30 +259,28 @@ def _keys(numbers: Numbers, spans: list[tuple[int, int]], K: int, w_on: bool) ->
     """Keys of one element (and sometimes a second, apart), coordinate 0 left to the guards."""
     tokens = spans[-1][1]
     sign = numbers.pick((1.0, -1.0), tokens, HEADS, 2)
-    if not w_on:
-        major = _spread(numbers, spans, K, 1, K, 2 if K < 64 else 1)
-        second = (numbers.uniform(tokens, HEADS, 1) < 0.15) & (major != 0).any(-1, keepdim=True)
-        minor = _spread(numbers, spans, K, 1, K, 1) * second
-        return major * sign[..., :1], torch.where(major != 0, 0.0, minor) * sign[..., 1:]
-    major, minor = torch.zeros(2, tokens, HEADS, K, dtype=torch.float64)
-    for head in range(HEADS):
-        for start, end in spans:
-            _w_keys(numbers, major[start:end, head], minor[start:end, head])
+    first = WRows.of(K).plain if w_on else 1
+    major = _spread(numbers, spans, K, first, K, 2 if K - first < 60 else 1)
+    second = (numbers.uniform(tokens, HEADS, 1) < 0.15) & (major != 0).any(-1, keepdim=True)
+    minor = _spread(numbers, spans, K, first, K, 1) * second
+    minor = torch.where(major != 0, 0.0, minor)
+    if w_on:
+        for head in range(HEADS):
+            for start, end in spans:
+                _rich_keys(numbers, major[start:end, head], minor[start:end, head])
     return major * sign[..., :1], minor * sign[..., 1:]
 
 
-def _w_keys(numbers: Numbers, major: Tensor, minor: Tensor) -> None:
-    """Fills one sequence's keys `[length, K]` for the W site, each seven and each rich second used once."""
+def _rich_keys(numbers: Numbers, major: Tensor, minor: Tensor) -> None:
+    """Turns some of one sequence's keys `[length, K]` into a seven and a second between the codes."""
     length, K = major.shape
     rows = WRows.of(K)
     count = min(length, rows.rich - 1)
     at = numbers.uniform(length).argsort()[:count]
+    major[at], minor[at] = 0.0, 0.0
     major[at, 1 + numbers.uniform(rows.rich - 1).argsort()[:count]] = 0.875
-    rich = torch.arange(rows.rich, rows.plain)
-    plain = rows.plain + (numbers.uniform(count) * min(8, K - rows.plain)).floor().long()
-    pool = torch.cat([rich, plain])[:count]
-    sizes = torch.cat([numbers.pick(RICH_SECONDS, len(rich)), numbers.pick((0.5, 0.5, 0.25), len(plain))])
-    minor[at[: len(pool)], pool] = sizes[: len(pool)]
+    seconds = rows.rich + numbers.uniform(rows.plain - rows.rich).argsort()[:count]
+    minor[at, seconds] = numbers.pick(RICH_SECONDS, count)
 
 
 def _chunks(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -314,12 +296,12 @@ RICH_SECONDS = tuple(n / 64 for n in (17, 19, 21, 23, 25, 27, 29, 31, 33, 34, 35
 """Second elements that lie between the codes, ties among them, beside a largest element of 7/8."""
 
 
-def _first_writes(spans: list[tuple[int, int]], k: Tensor, minor: Tensor, beta: Tensor, w_on: bool) -> None:
+def _first_writes(spans: list[tuple[int, int]], k: Tensor, minor: Tensor, beta: Tensor) -> None:
     """The first token of every sequence writes the guards into a state that starts from zero."""
     for start, end in spans:
         if end > start:
             k[start], minor[start] = 0.0, 0.0
-            k[start, :, 0] = 0.875 if w_on else 1.0
+            k[start, :, 0] = 1.0
             beta[start] = 1.0
 
 
@@ -470,20 +452,13 @@ def _wished(draft: Draft, k: Tensor, state: Tensor, first: int, last: int) -> Te
 
 
 def _targeted(draft: Draft, k: Tensor, state: Tensor, first: int, last: int) -> Tensor:
-    """V' `[HV, C, V]` that turns the row that a key aims at into its wish, where that is a division by 2^n.
-
-    The key of one element aims at its row, and with the W site on at that of its second element. All others
-    move the state by a small amount.
-    """
+    """V' `[HV, C, V]` that turns the row of a one-element key into its wish; others move it a little."""
     running, rows = state.clone(), []
     heads = torch.arange(k.shape[0])
-    aims = draft.minor[first:last].repeat_interleave(k.shape[0] // HEADS, 1).transpose(0, 1)
-    if draft.sites.w_format is None:
-        aims = k
-    sharp = ((aims != 0).sum(-1) == 1) & (torch.frexp(aims.abs().amax(-1)).mantissa == 0.5)
+    sharp = ((k != 0).sum(-1) == 1) & (torch.frexp(k.abs().amax(-1)).mantissa == 0.5)
     for t in range(last - first):
-        row = aims[:, t].abs().argmax(-1)
-        entry = aims[heads, t, row][:, None]
+        row = k[:, t].abs().argmax(-1)
+        entry = k[heads, t, row][:, None]
         wish = draft.wish[first + t]
         target = draft.sign[heads, row] * wish
         exact = (target - running[heads, row]) / torch.where(entry == 0, 1.0, entry)
