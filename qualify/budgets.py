@@ -21,7 +21,7 @@ from qualify.subjects import USUAL_ARITHMETIC
 
 Tensor = torch.Tensor
 
-SLACK = 2.5
+SLACK = 2.0
 """Budget over the largest error of the noise runs; docs/calibration.md has the measurements behind it."""
 
 UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
@@ -32,11 +32,13 @@ UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
 COARSENESS: Mapping[str, int] = MappingProxyType({"ieee": 0, "tf32": 1, "fp16": 1, "bf16": 2})
 """Order of arithmetics from fine to coarse."""
 
-CANCELLED = 0.5
-"""Error of a rounded operand over its unit roundoff, the largest: that of each of the terms that cancel."""
+CANCELLED = 2.0**-22
+"""Error of terms that cancel in a sum, relative to them: a few fp32 roundings, whatever the operands."""
 
-UNDERFLOW = 2.0**-125
-"""Absolute floor per unit of amplitude: below the smallest normal fp32 number a kernel may flush to zero."""
+UNDERFLOW: Mapping[str, float] = MappingProxyType(
+    {"ieee": 2.0**-125, "tf32": 2.0**-125, "bf16": 2.0**-125, "fp16": 2.0**-25}
+)
+"""Absolute error per unit of amplitude of an operand that is too small for its format, or flushed to zero."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def measure_noise(
     runs: Tensor,
     *,
     dtype: torch.dtype,
-    amplitude: float = 1.0,
+    underflow: float = 0.0,
     magnitude: Tensor | None = None,
     roundoff: float = 0.0,
 ) -> Noise:
@@ -80,7 +82,7 @@ def measure_noise(
         expected: fp64, the exact answer.
         runs: `[R, *shape]` fp64, the answers of the noise runs.
         dtype: dtype of the output that is judged.
-        amplitude: largest input of the problem, the unit of underflow.
+        underflow: absolute error of a number that vanishes on the way, in units of this output.
         magnitude: size of the terms that cancel in `expected`, added as errors of random sign add up; its
             shape; None where nothing cancels.
         roundoff: unit roundoff of the operands, the relative size of the error of each cancelling term.
@@ -89,9 +91,9 @@ def measure_noise(
     own = errors.square().mean(0)
     row = own.mean(-1, keepdim=True) if own.dim() >= 3 else own
     rounding = ulp(expected, dtype) / 2
-    floor = rounding + UNDERFLOW * max(1.0, amplitude)
+    floor = rounding + underflow
     if magnitude is not None:
-        floor = floor + CANCELLED * roundoff * magnitude
+        floor = floor + CANCELLED * magnitude
     pooled = torch.maximum(torch.maximum(own, row / 2), own.mean() / 100)
     operand = (roundoff * expected).square() / 3.0
     rounded = floor.square() / 3.0
@@ -152,10 +154,13 @@ def derive_limits(
     few = slack * _few(noise.sigma, layout, few_draws(runs) * (1.0 + deviates))
     if not smooth:
         element = torch.maximum(element, slack * _head_maxima(noise.errors, layout))
+    one_flip = torch.zeros_like(floors)
     if step is not None:
         element = element + step
+        one_flip = _block_maxima(step, layout)
+    floors = floors + one_flip
     return Limits(
-        total=slack * total + float(noise.floor.norm()),
+        total=slack * total + float(noise.floor.norm() + one_flip.max()),
         head=torch.maximum(slack * heads, few.square().sum(0).sqrt()) + floors.square().sum(0).sqrt(),
         block=torch.maximum(slack * torch.maximum(largest, typical), few) + floors,
         element=element + noise.floor,
@@ -167,6 +172,13 @@ def _few(sigma: Tensor, layout: Layout, single: float) -> Tensor:
     """Norms `[blocks, H]` that blocks of few elements may reach, one element `single` sigma."""
     count = block_sums(torch.ones_like(sigma), layout).clamp_min(1.0)
     return block_norms(sigma, layout) * (1.0 + (single - 1.0) / count.sqrt())
+
+
+def _block_maxima(step: Tensor, layout: Layout) -> Tensor:
+    """The largest step `[sequences, H]` of each state: what its norm may gain when a single code flips."""
+    kept = [i for i, axis in enumerate(layout.axes) if axis in ("sequence", "head")]
+    reduced = [i for i in range(step.dim()) if i not in kept]
+    return step.amax(reduced)
 
 
 def _head_maxima(errors: Tensor, layout: Layout) -> Tensor:

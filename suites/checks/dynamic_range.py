@@ -34,11 +34,13 @@ class Extreme:
         levels: over the levels of the case.
         change: from an ordinary problem.
         because: what narrows, overflows or vanishes.
+        wide: whether operands keep the range of fp32; decays may underflow in them.
     """
 
     levels: Mapping[str, str]
     change: Callable[[Problem], Problem]
     because: str
+    wide: bool = True
 
 
 def run(case: Case, subject: Subject) -> CheckOutput:
@@ -51,12 +53,15 @@ def run(case: Case, subject: Subject) -> CheckOutput:
     extreme = EXTREMES[case.levels["extreme"]]
     at = {axis: level for axis, level in {**case.levels, **extreme.levels}.items() if axis in AXES}
     arithmetic = judged_arithmetic(subject.arithmetic, at.get("dtype", "fp32"))
-    wide = {"fp16": "tf32"}.get(arithmetic, arithmetic)
+    wide = {"fp16": "tf32"}.get(arithmetic, arithmetic) if extreme.wide else arithmetic
     device = device_of(case)
     evidence = remembered(
         ("dynamic_range", case.levels["extreme"], tuple(at.items()), case.seed, device, wide),
         lambda: evidence_for(
-            extreme.change(build_problem(at, "random", case.seed, device)), wide, smooth=True, wide=True
+            extreme.change(build_problem(at, "random", case.seed, device)),
+            wide,
+            smooth=True,
+            wide=extreme.wide,
         ),
     )
     return judged(case, subject, evidence, ())
@@ -112,13 +117,13 @@ EXTREMES: Mapping[str, Extreme] = MappingProxyType(
             "infinity times zero at the start of a chunk",
         ),
         "strong_gates": Extreme(
-            _TWO | {"gates": "strong"}, lambda p: p, "exp of a positive difference of gates"
+            _TWO | {"gates": "strong"}, lambda p: p, "exp of a positive difference of gates", wide=False
         ),
         "extreme_gates": Extreme(
-            _TWO | {"gates": "extreme"}, lambda p: p, "exp of a positive difference of gates"
+            _TWO | {"gates": "extreme"}, lambda p: p, "exp of a positive difference of gates", wide=False
         ),
         "mixed_gates": Extreme(
-            _TWO | {"gates": "mixed"}, lambda p: p, "decays between nothing and everything"
+            _TWO | {"gates": "mixed"}, lambda p: p, "decays between nothing and everything", wide=False
         ),
     }
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from qualify.budgets import UNIT_ROUNDOFF, Noise, derive_limits, judged_arithmetic, measure_noise
+from qualify.budgets import UNDERFLOW, UNIT_ROUNDOFF, Noise, derive_limits, judged_arithmetic, measure_noise
 from qualify.case import Case, CheckOutput
 from qualify.compare import Layout, Limits, compare_budget, holds, layout_of, mismatch
 from qualify.filters import Projection, compare_filters, project
@@ -26,7 +26,7 @@ from qualify.records import Comparison, Verdict
 from qualify.regimes import AXES, build_problem
 from qualify.subjects import Subject
 from references.arithmetic import Arithmetic, Noisy
-from references.gdn_chunk import dg_magnitude
+from references.gdn_chunk import dg_magnitude, gdn_chunk
 from references.semantics import CONTRACT, Semantics
 from references.wrong_answers import WRONG_ANSWERS, Setting, setting_of
 from suites.checks.final_state import judge_final_state, rounded_state, state_steps
@@ -167,8 +167,10 @@ def evidence_for(
     store = arithmetic if wide else CARRIER_NAMES[problem.carrier]
     members = noise_runs(problem, arithmetic, runs, semantics=semantics, store=store)
     members += deterministic_runs(problem, arithmetic, semantics, store=store)
+    if problem.w_format is None and problem.carrier is not torch.float32:
+        members.append(_without_w(problem, _noisy(problem, arithmetic, "nearest", 1, store), semantics))
     evidence = Evidence(problem, arithmetic, smooth, exact, {}, {}, {})
-    magnitudes, amplitude = _gate_magnitudes(problem), _amplitude(problem)
+    magnitudes = _gate_magnitudes(problem)
     for name, tensor in exact.tensors.items():
         if tensor is None or tensor.numel() == 0:
             continue
@@ -180,7 +182,7 @@ def evidence_for(
                 target,
                 samples,
                 dtype=dtype_of(problem, name),
-                amplitude=amplitude,
+                underflow=_underflow(problem, name, arithmetic),
                 magnitude=magnitudes.get(name),
                 roundoff=UNIT_ROUNDOFF[arithmetic],
             )
@@ -258,10 +260,32 @@ def deterministic_runs(
     ]
 
 
+def _without_w(problem: Problem, arithmetic: Arithmetic, semantics: Semantics | None) -> Outcome:
+    """A member that never materialises W, as a token recurrence does where the W site is off."""
+
+    def op(*args: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        return gdn_chunk(*args, **{**options, "w_dtype": torch.float32})
+
+    return expected(problem, arithmetic=arithmetic, semantics=semantics, op=op)
+
+
+class Folding(Noisy):
+    """A member of the family that multiplies a factor into every operand before it rounds it.
+
+    Kernels fold decay and scale into one operand or the other, so that a number is rounded though it was
+    exact. Rounding after a random common factor, and dividing it out again, samples what that does.
+    """
+
+    def _operand(self, x: Tensor) -> Tensor:
+        factor = self._random.uniform(1.0, 2.0)
+        return super()._operand(x * factor) / factor
+
+
 def _noisy(problem: Problem, arithmetic: str, mode: str, seed: int, store: str | None) -> Arithmetic:
     stored = store or CARRIER_NAMES[problem.carrier]
     gates = CARRIER_NAMES.get(problem.g.dtype, "fp32")
-    return Noisy(operand=arithmetic, store=stored, seed=seed, mode=mode, gates=gates)
+    family = Folding if mode == "stochastic" else Noisy
+    return family(operand=arithmetic, store=stored, seed=seed, mode=mode, gates=gates)
 
 
 _HEAD_AXIS = {"initial_state": 1, "dht": 1, "A_log": 0, "dt_bias": 0}
@@ -326,9 +350,18 @@ def _terms(problem: Problem) -> Tensor:
     return (ends - torch.arange(len(blocks), device=blocks.device)).double()
 
 
-def _amplitude(problem: Problem) -> float:
-    inputs = (problem.v, problem.initial_state, problem.do, problem.dht)
-    return max(float(x.detach().abs().max()) for x in inputs if x is not None and x.numel())
+def _underflow(problem: Problem, tensor: str, arithmetic: str) -> float:
+    """What is lost of a tensor when an operand underflows: a decay that was folded into it, for instance."""
+
+    def largest(*inputs: Tensor | None) -> float:
+        return max(
+            (float(x.detach().abs().max()) for x in inputs if x is not None and x.numel()), default=0.0
+        )
+
+    forward = max(1.0, largest(problem.v, problem.initial_state))
+    if tensor in ("o", "final_state"):
+        return UNDERFLOW[arithmetic] * forward
+    return UNDERFLOW[arithmetic] * largest(problem.do, problem.dht) * forward
 
 
 def dtype_of(problem: Problem, tensor: str) -> torch.dtype:
@@ -478,12 +511,17 @@ def _judge_tensor(
     problem, layout, dtype = evidence.problem, evidence.layouts[name], dtype_of(evidence.problem, name)
     if actual is None and not bool(expected_tensor.any()):
         actual = torch.zeros_like(expected_tensor, dtype=dtype)
-    comparison = compare_budget(name, expected_tensor, actual, evidence.limits[name], layout, dtype=dtype)
     raw, width = evidence.raw_state, evidence.state_width
-    if name != "final_state" or raw is None or width is None or not comparison.passed:
-        return comparison
-    assert actual is not None
-    return judge_final_state(actual, raw, width, problem, layout)
+    if name == "final_state" and raw is not None and width is not None:
+        wrong = mismatch(name, actual, shape=tuple(raw.shape), dtype=dtype, device=raw.device)
+        if wrong is not None or actual is None or bool(torch.isfinite(actual).all()):
+            return wrong or judge_final_state(_given(actual), raw, width, problem, layout)
+    return compare_budget(name, expected_tensor, actual, evidence.limits[name], layout, dtype=dtype)
+
+
+def _given(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
 
 
 def _without_gaps(evidence: Evidence, outcome: Outcome) -> Outcome:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from qualify.compare import Layout
+from qualify.compare import Layout, statistics
 from qualify.problem import Problem
 from qualify.records import Comparison, Worst
 from references.formats import grid_named, round_to_grid, steps_at
@@ -74,7 +74,8 @@ def judge_final_state(
         error=float(count),
         budget=0.0,
         derivation="each code lies between those of x - d and x + d, d from the noise before rounding",
-        statistics={"elements": float(raw.numel()), "uncertain": float(_uncertain(raw, width, problem))},
+        statistics=statistics(rounded_state(raw, problem), actual)
+        | {"elements": float(raw.numel()), "uncertain": float(_uncertain(raw, width, problem))},
         worst=_worst(actual, raw, wrong, layout) if count else None,
         because="; ".join(f"{n} elements {what}" for what, n in reasons.items() if n),
     )
@@ -106,7 +107,7 @@ def _violations(
     )  # scale 1: the codes are those of x itself
     divisor = torch.where((scale > 0) & plausible & ~(low < SMALLEST_NORMAL), scale, torch.ones_like(scale))
     code = y / divisor
-    reach = ULPS * code.abs() + 1e-30
+    reach = ULPS * code.abs() + SMALLEST_NORMAL / divisor  # subnormal values are coarse, or flushed to zero
     lower, upper = (round_to_grid(((x + s * d) / divisor).contiguous(), grid) for s in (-1.0, 1.0))
     on_grid = (round_to_grid(code.contiguous(), grid) - code).abs() <= reach
     within = (code >= lower - reach) & (code <= upper + reach)

@@ -35,6 +35,9 @@ Tensor = torch.Tensor
 JUDGED = ("o", "dv", "dg")
 """Tensors whose error by chunk is followed: forward along the sequence, the gradients backward."""
 
+NEGLIGIBLE = 0.1
+"""Errors this far below those of correct runs have no slope that matters."""
+
 LEVELS = {"packing": "single", "sites": "none", "grouping": "hv2", "initial": "given", "final": "kept"}
 
 
@@ -66,7 +69,7 @@ def growth(error: Tensor, typical: Tensor, layout: Layout, *, backward: bool) ->
         backward: whether errors pile up from the end.
     """
     norms = block_norms(error, layout)
-    ratio = (norms.square().sum(1) / typical.square().sum(1).clamp_min(1e-300)).sqrt().clamp_min(1e-6)
+    ratio = (norms.square().sum(1) / typical.square().sum(1).clamp_min(1e-300)).sqrt().clamp_min(NEGLIGIBLE)
     ratio = ratio.flip(0) if backward else ratio
     half = max(1, len(ratio) // 2)
     early, late = ratio[:half].log().mean(), ratio[-half:].log().mean()
@@ -93,7 +96,7 @@ def _slope(evidence: Evidence, outcome: Outcome, name: str) -> Comparison:
         kind="budget",
         metric="growth_over_length",
         error=found if math.isfinite(found) else math.nan,
-        budget=max(1.0, *runs) * SLACK / 2.0 + 1.0,
+        budget=1.0 + SLACK * max(1.0, *runs),
         derivation=f"late over early error, in units of correct runs; the largest of these {max(runs):.3g}",
         statistics={"largest_correct": max(runs)},
     )
