@@ -121,7 +121,7 @@ CODES = (
         "codes",
         "the largest magnitude is kept in bf16",
         rounding={"amax": _bf16_amax},
-        looks=("qdq",),
+        looks=("probe_state",),
     ),
     Control(
         "fnuz_largest",

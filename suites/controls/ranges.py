@@ -67,11 +67,8 @@ def _bf16_state(self: EagerGDN, state: Tensor, vn: Tensor, c: int, n: Notes) -> 
     return EagerGDN.update(self, state, vn, c, n).bfloat16().to(state.dtype)
 
 
-def _bf16_flow(self: EagerGDN, n: Notes) -> None:
-    EagerGDN.through_attention(self, n)
-    flow = self.dot(n.do, n.vn.mT, n).tril() * n.p
-    lost = flow.bfloat16().float() - flow
-    n.dcum = n.dcum + lost.sum(-1) - lost.sum(-2)
+def _dg_in_bf16(self: EagerGDN, dcum: Tensor, n: Notes) -> Tensor:
+    return EagerGDN.uncumulate(self, dcum.bfloat16().to(dcum.dtype), n)
 
 
 def _root_of_epsilon(self: EagerGDN, x: Tensor) -> Tensor:
@@ -194,13 +191,12 @@ RANGES = (
         looks=("probe_write", "plain"),
     ),
     Control(
-        "dg_flow_in_bf16",
+        "dg_summed_in_bf16",
         "range",
-        "a matrix whose rows and columns cancel in dg passes through bf16",
-        {"through_attention": _bf16_flow},
+        "what cancels in dg passes through a bf16 buffer",
+        {"uncumulate": _dg_in_bf16},
         tier="whole",
-        looks=("plain",),
-        unseen={"bf16": "as small as the rounding of any bf16 operand"},
+        looks=("strong_gates",),
     ),
     Control(
         "norm_epsilon",

@@ -195,7 +195,8 @@ SITES = (
         "configuration",
         "one scale for all rows of a block of W",
         {"round_w": _w_of_the_chunk},
-        looks=("exact", "smooth"),
+        tier="whole",
+        looks=("smooth",),
     ),
     Control(
         "format_ignored",
@@ -286,7 +287,8 @@ SITES = (
         "configuration",
         "the quantizer sits on the right side of the solve",
         {"solve": _before_the_solve},
-        looks=("exact", "smooth"),
+        tier="whole",
+        looks=("smooth",),
     ),
 )
 """Caught by probes, in the exact regime, or where nothing can flip."""

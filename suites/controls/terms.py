@@ -127,7 +127,7 @@ TERMS = (
         "device",
         "the dot of a transposed operand is dropped by the compiler",
         {"through_solve": _one_triangle_of_dk},
-        looks=("exact",),
+        looks=("plain",),
     ),
     Control(
         "dg_without_carry",
@@ -169,14 +169,15 @@ TERMS = (
         "terms",
         "the mask of the system is off by one where two blocks of 16 rows meet",
         {"interaction": _blocks_not_joined},
-        looks=("exact",),
+        tier="whole",
+        looks=("plain",),
     ),
     Control(
         "series_of_two_terms",
         "terms",
         "the solve is a series that is cut after its second power",
         {"inverse": _two_terms},
-        looks=("exact", "repeated"),
+        looks=("repeated",),
     ),
     Control(
         "first_of_two_dots_lost",

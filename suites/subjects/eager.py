@@ -276,8 +276,13 @@ class EagerGDN:
             w_format=w_format,
         )
         self.prepare(call)
-        o, final_state = _Rule.apply(call.q, call.k, call.v, call.g, call.beta, call.h0, self, call)  # type: ignore[no-untyped-call]
+        o, final_state = self.rule(call)
         return o, final_state if output_final_state else None
+
+    def rule(self, call: Call) -> tuple[Tensor, Tensor]:
+        """`o` and the final state of a call whose activations are taken care of, differentiable by hand."""
+        results = _Rule.apply(call.q, call.k, call.v, call.g, call.beta, call.h0, self, call)  # type: ignore[no-untyped-call]
+        return cast(tuple[Tensor, Tensor], results)
 
     def stages(self, *tensors: Any, **options: Any) -> dict[str, Tensor]:
         """The intermediate tensors of a call with the op's arguments.
