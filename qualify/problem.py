@@ -1,4 +1,4 @@
-"""A problem: the inputs of one op call, its options and incoming gradients; and how a subject is run on it."""
+"""A problem: the inputs of one op call, its options and incoming gradients; and how a subject runs on it."""
 
 from __future__ import annotations
 

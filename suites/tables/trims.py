@@ -14,18 +14,33 @@ from qualify.checks_table import LEFT_OUT, CheckRow, Options, Strength
 from suites.checks.rows import OP
 from suites.controls.table import CONTROLS
 
-QUICK_FAULTS = tuple({control.kind: control.name for control in reversed(list(CONTROLS.values()))}.values())
-"""One planted fault of each kind."""
+
+def _of_each_kind(number: int, *named: str) -> tuple[str, ...]:
+    """Names of the first planted faults of each kind, and the named ones."""
+    kinds = {control.kind for control in CONTROLS.values()}
+    firsts = [[n for n, c in CONTROLS.items() if c.kind == kind][:number] for kind in kinds]
+    return tuple(n for n in CONTROLS if n in named or any(n in names for names in firsts))
+
+
+QUICK_FAULTS = _of_each_kind(1)
+CPU_FAULTS = _of_each_kind(3, "solve_adjoint_at_rounded_w")
+"""Planted faults of the CPU profiles, each in every carrier; GPU profiles and the session `controls` run all."""
 
 _SMALL = {"heads": ("16x16", "32x48"), "length": ("17", "65"), "grouping": ("hv1", "hv2")}
 _ONE_CARRIER = {"dtype": ("bf16",), "format": ("e4m3",)}
+_PLAIN = {
+    "gates": ("ordinary", "strong", "zero"),
+    "fused": ("none", "all"),
+    "gradients": ("both", "strided"),
+    "packing": ("single", "docs", "empty_middle", "one_token"),
+}
 
 INTERPRETED: Mapping[str, Options] = {
     "probe.state": Options("each", axes={**_ONE_CARRIER, "length": ("1",), "heads": ("16x16",)}),
     "probe.w": Options("each", axes={"dtype": ("bf16",), "heads": ("32x32",), "packing": ("batch",)}),
-    "op.chunk": Options("each", axes={**_ONE_CARRIER, **_SMALL}),
+    "op.chunk": Options("each", axes={**_ONE_CARRIER, **_SMALL, **_PLAIN}, regimes=("random", "near_tie")),
     "op.named": Options("each", axes=_ONE_CARRIER),
-    "op.whole": Options("each", axes={**_ONE_CARRIER, **_SMALL}),
+    "op.whole": Options("each", axes={**_ONE_CARRIER, **_SMALL, **_PLAIN}, regimes=("random", "huge")),
     "op.refusals": Options("each", axes={"dtype": ("bf16",)}),
 }
 """Check of the op -> what is left of it in `cpu` where kernels are interpreted: one carrier and format, small
@@ -53,27 +68,24 @@ QUICK_INTERPRETED: Mapping[str, Options] = {
 """The same for `quick`: two calls with both sites on."""
 
 CPU_STRENGTH: Mapping[str, Strength] = {
-    "control.fault": "each",
     "op.absent": "each",
+    "op.chunk": "each",
     "op.dynamic_range": "each",
     "op.relations": "each",
 }
-"""Check -> strength in `cpu`. A planted fault runs in one carrier; the session `controls` runs it in all."""
+"""Check -> strength in `cpu`; its neighbours cover the same axes in pairs."""
 
 
 def trimmed(row: CheckRow) -> CheckRow:
     """A row with what the CPU profiles leave out."""
     profiles = dict(row.profiles)
-    if "cpu" in profiles:
-        strength = CPU_STRENGTH.get(row.name, profiles["cpu"].strength)
-        profiles["cpu"] = replace(
-            profiles["cpu"], strength=strength, interpreted=_left(row, "cpu", INTERPRETED)
-        )
-    if "quick" in profiles:
-        profiles["quick"] = replace(profiles["quick"], interpreted=_left(row, "quick", QUICK_INTERPRETED))
-        if row.control:
-            axes = {**profiles["quick"].axes, "fault": QUICK_FAULTS}
-            profiles["quick"] = replace(profiles["quick"], axes=axes)
+    for name, faults, left in (("quick", QUICK_FAULTS, QUICK_INTERPRETED), ("cpu", CPU_FAULTS, INTERPRETED)):
+        options = profiles.get(name)
+        if options is None:
+            continue
+        strength = CPU_STRENGTH.get(row.name, options.strength) if name == "cpu" else options.strength
+        axes = {**options.axes, "fault": faults} if row.control else options.axes
+        profiles[name] = replace(options, strength=strength, axes=axes, interpreted=_left(row, name, left))
     return replace(row, profiles=profiles)
 
 
