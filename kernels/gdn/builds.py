@@ -110,7 +110,8 @@ KERNELS = {
 
 def facts_of(kernel: str, shape: Shape) -> dict[str, object]:
     """The facts that the host would ask `row_for` with."""
-    facts: dict[str, object] = {"operand": OPERANDS[CARRIERS[shape.carrier]][0], "K": padded(shape.K)}
+    operand = OPERANDS[CARRIERS[shape.carrier]][0]
+    facts: dict[str, object] = {"operand": operand, "K": padded(shape.K), "V": padded(shape.V)}
     if kernel == "gdn_state":
         facts["tile"] = min(shape.block_v, padded(shape.V)) if shape.sites else 0
     if kernel == "gdn_state_gradient":
@@ -131,6 +132,7 @@ def constants_of(kernel: str, row: LaunchRow, shape: Shape, conversion: str) -> 
         "V": shape.V,
         "BK": padded(shape.K),
         "BH": row.meta.get("BH", 0),
+        "HALVES": row.meta.get("HALVES", 1),
         "MMA": OPERANDS[CARRIERS[shape.carrier]][1],
         "PRECISION": "tf32",
         "SOLVE_PRECISION": SOLVE_PRECISION["tf32"],

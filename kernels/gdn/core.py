@@ -94,7 +94,8 @@ class Call:
 
     def row(self, kernel: str, **facts: object) -> LaunchRow:
         """The launch row of a kernel for this call."""
-        return row_for(kernel, self.sm, operand=OPERANDS[self.carrier][0], K=padded(self.K), **facts)
+        shape = {"K": padded(self.K), "V": padded(self.V)}
+        return row_for(kernel, self.sm, operand=OPERANDS[self.carrier][0], **shape, **facts)
 
     def state_row(self, kernel: str, grouped: bool) -> tuple[LaunchRow, int]:
         """The launch row and V tile of a pass over the state; `grouped` when a tile is a scale group."""
@@ -201,7 +202,7 @@ def state_pass(
         state_pass_kernel[(programs,)](
             k, prepared.w, prepared.u, prepared.gate_sums, initial_state, states, v_new, final, raw,
             c.offsets, c.cu_seqlens, *call.shape(), *call.state_strides(),
-            BK=padded(call.K), BV=tile, STATE_FORMAT=s.state_format or "none",
+            BK=padded(call.K), BV=tile, HALVES=row.meta.get("HALVES", 1), STATE_FORMAT=s.state_format or "none",
             CONVERSION=call.conversion(s.state_format), HAS_INITIAL=initial_state is not None,
             WRITE_FINAL=write_final, WRITE_RAW=write_raw, **call.constants(), **row.options(),
         )  # fmt: skip

@@ -78,16 +78,25 @@ def load_vector(pointer, stride, rows, n_rows):
 
 
 @triton.jit
+def inside(rows, columns, n_rows, n_columns: tl.constexpr):
+    """Which elements of a tile lie inside; tiles that divide the columns are not asked about them."""
+    mask = (rows < n_rows)[:, None]
+    if n_columns % columns.shape[0] != 0:
+        mask = mask & (columns < n_columns)[None, :]
+    return mask
+
+
+@triton.jit
 def load_tile(pointer, stride, rows, columns, n_rows, n_columns: tl.constexpr):
     """A tile [rows, columns] as it is stored, 0 outside."""
-    mask = (rows < n_rows)[:, None] & (columns < n_columns)[None, :]
+    mask = inside(rows, columns, n_rows, n_columns)
     return tl.load(pointer + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def store_tile(pointer, value, stride, rows, columns, n_rows, n_columns: tl.constexpr):
     """Stores an fp32 tile [rows, columns], rounded to nearest even, inside its bounds."""
-    mask = (rows < n_rows)[:, None] & (columns < n_columns)[None, :]
+    mask = inside(rows, columns, n_rows, n_columns)
     offsets = rows[:, None] * stride + columns[None, :]
     tl.store(pointer + offsets, narrow(value, pointer.dtype.element_ty), mask=mask)
 
@@ -135,14 +144,16 @@ def divide_by_one(x, scale):
 
 
 @triton.jit
-def round_state(x, FMT: tl.constexpr, CONVERSION: tl.constexpr):
-    """A 2-d fp32 tile rounded with one scale for all of it: the bits of `kernels.qdq.device.qdq_tile`."""
-    if FMT == "none":
-        return x
-    else:
-        amax_bits = tl.max(tl.max(magnitude_bits(x), axis=1, keep_dims=True), axis=0, keep_dims=True)
-        scale = scale_of(amax_bits, FMT)
-        return round_code(divide_by_one(x, scale), FMT, CONVERSION) * scale
+def amax_bits_of(x):
+    """The `magnitude_bits` of the largest element, [1, 1]."""
+    return tl.max(tl.max(magnitude_bits(x), axis=1, keep_dims=True), axis=0, keep_dims=True)
+
+
+@triton.jit
+def round_state(x, amax_bits, FMT: tl.constexpr, CONVERSION: tl.constexpr):
+    """A 2-d fp32 tile rounded with the one scale of its group: the bits of `kernels.qdq.device.qdq_tile`."""
+    scale = scale_of(amax_bits, FMT)
+    return round_code(divide_by_one(x, scale), FMT, CONVERSION) * scale
 
 
 @triton.jit

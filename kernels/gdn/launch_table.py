@@ -1,9 +1,9 @@
 """Launch rows of the kernels of the chunk form.
 
-Facts that a row may ask about: `operand` (bf16 or fp32 matmul operands), `K` (padded to a power of two), `tile`
-(the V tile of the state: block_v when the state site is on, 0 when the row may choose).
+Facts that a row may ask about: `operand` (bf16 or fp32 matmul operands), `K` and `V` (padded to powers of
+two), `tile` (the V tile of the state: block_v when the state site is on, 0 when the row may choose).
 
-Meta: BKT and BV are tiles of K and V, BH a block of heads. The first row that fits is taken; the others are
+Meta: BKT and BV are tiles of K and V, BH a block of heads, HALVES in how many parts a scale group is worked on. The first row that fits is taken; the others are
 for measuring and for a judge that forces every row.
 """
 
@@ -13,10 +13,12 @@ from collections.abc import Mapping
 
 from kernels.launch import ANY_SM, LaunchRow, register
 
-SMALL_K = (16, 32, 64)
-UP_TO_128 = (*SMALL_K, 128)
+UP_TO_128 = (32, 64, 128)
+FROM_64 = (64, 128, 256)
 BF16: Mapping[str, tuple[object, ...]] = {"operand": ("bf16",)}
 FP32: Mapping[str, tuple[object, ...]] = {"operand": ("fp32",)}
+GROUPED_128 = {**BF16, "K": UP_TO_128, "tile": (16, 32, 64)}
+FREE_128 = {**BF16, "K": UP_TO_128, "tile": (0,)}
 ROOMY_SM = (90, 109)
 """SM 9.0 and 10.0: 227 KB of shared memory for a block; the others have 99 KB, SM 8.0 has 163 KB."""
 
@@ -41,71 +43,54 @@ def _row(
 
 ROWS = register(
     (
-        _row("gdn_prepare", "bf16-w4", "255 registers without a spill", 4, 1, BF16, BKT=64, BV=64),
-        _row("gdn_prepare", "bf16-w8", "half the registers", 8, 1, BF16, BKT=64, BV=64, default=False),
+        _row("gdn_prepare", "bf16-w4", "8 warps take twice as long", 4, 1, BF16, BKT=128, BV=128),
+        _row("gdn_prepare", "bf16-w4-64x64", "5 % slower", 4, 1, BF16, default=False, BKT=64, BV=64),
         _row("gdn_prepare", "fp32-w8", "4 warps spill at K = 256", 8, 1, FP32, BKT=64, BV=64),
-        _row("gdn_state", "bf16-w8", "4 warps spill with a tile of 64", 8, 1, BF16, BV=64),
-        _row("gdn_state", "bf16-w4", "one warpgroup", 4, 1, {**BF16, "K": UP_TO_128}, BV=32, default=False),
         _row(
-            "gdn_state",
-            "bf16-w4-s2",
-            "loads of the next chunk overlap",
-            4,
-            2,
-            {**BF16, "K": UP_TO_128},
-            BV=32,
-            default=False,
-        ),
+            "gdn_state", "bf16-w4-s2", "8 warps take 16 % longer", 4, 2, GROUPED_128, ROOMY_SM, BV=64
+        ),  # fmt: skip
         _row(
-            "gdn_state",
-            "bf16-w8-s2",
-            "loads of the next chunk overlap",
-            8,
-            2,
-            {**BF16, "K": UP_TO_128},
-            BV=64,
-            default=False,
-        ),
+            "gdn_state", "bf16-w4-s3", "more programs: 0.166 against 0.248 ms with tiles of 64", 4, 3,
+            FREE_128, ROOMY_SM, BV=32,
+        ),  # fmt: skip
+        _row("gdn_state", "bf16-w8", "least shared memory", 8, 1, BF16, BV=64),
+        _row(
+            "gdn_state", "bf16-w8-s2", "4 warps spill", 8, 2, {**BF16, "K": UP_TO_128}, ROOMY_SM, False, BV=64
+        ),  # fmt: skip
+        _row(
+            "gdn_state", "fp32-w8-halves", "half of 128 KB of shared memory", 8, 1,
+            {**FP32, "K": (256,), "tile": (128,)}, HALVES=2, BV=64,
+        ),  # fmt: skip
         _row("gdn_state", "fp32-w8", "fewest spills", 8, 1, FP32, BV=32),
-        _row("gdn_state_gradient", "bf16-w8", "4 warps spill with a tile of 64", 8, 1, BF16, BV=64),
-        _row("gdn_state_gradient", "bf16-w4", "no spill, more programs", 4, 1, BF16, BV=32, default=False),
         _row(
-            "gdn_state_gradient",
-            "bf16-w4-s2",
-            "loads of the next chunk overlap",
-            4,
-            2,
-            {**BF16, "K": UP_TO_128},
-            BV=32,
-            default=False,
-        ),
+            "gdn_state_gradient", "bf16-w4-s2", "8 warps with a tile of 64 take 40 % longer", 4, 2,
+            {**BF16, "K": UP_TO_128}, ROOMY_SM, BV=32,
+        ),  # fmt: skip
+        _row("gdn_state_gradient", "bf16-w8", "least shared memory", 8, 1, BF16, BV=64),
         _row(
             "gdn_state_gradient", "fp32-w4", "a third of the shared memory of a tile of 64", 4, 1, FP32, BV=16
         ),
-        _row("gdn_output", "bf16-w4", "135 registers", 4, 2, BF16, BKT=64, BV=64),
-        _row("gdn_output", "bf16-w4-bv128", "one program a chunk", 4, 2, BF16, BKT=64, BV=128, default=False),
-        _row("gdn_output", "bf16-w8-bv128", "one program a chunk", 8, 2, BF16, BKT=64, BV=128, default=False),
-        _row("gdn_output", "fp32-w4", "96 KB of shared memory", 4, 1, FP32, BKT=64, BV=64),
-        _row("gdn_local_gradient", "bf16-w4", "111 registers", 4, 2, BF16, BKT=64, BV=64),
-        _row("gdn_local_gradient", "bf16-w4-bv128", "fewer steps", 4, 2, BF16, BKT=64, BV=128, default=False),
-        _row("gdn_local_gradient", "fp32-w4", "64 KB of shared memory", 4, 1, FP32, BKT=64, BV=64),
-        _row("gdn_outer_gradient", "bf16-w8-64x64", "fewest spills", 8, 2, BF16, BKT=64, BV=64),
-        _row("gdn_outer_gradient", "bf16-w4-64x32", "small", 4, 1, BF16, BKT=64, BV=32, default=False),
-        _row("gdn_outer_gradient", "bf16-w8-128x32", "one K tile", 8, 1, BF16, BKT=128, BV=32, default=False),
-        _row("gdn_outer_gradient", "fp32-w8-32x32", "fewest spills", 8, 1, FP32, BKT=32, BV=32),
-        _row("gdn_solve_gradient", "bf16-w8-64x64", "fewest spills", 8, 1, BF16, BKT=64, BV=64),
         _row(
-            "gdn_solve_gradient",
-            "bf16-w4-64x64",
-            "two programs an SM",
-            4,
-            1,
-            BF16,
-            BKT=64,
-            BV=64,
-            default=False,
-        ),
-        _row("gdn_solve_gradient", "bf16-w8-128x64", "one K tile", 8, 1, BF16, BKT=128, BV=64, default=False),
+            "gdn_output", "bf16-w4-bv128", "one program a chunk: 15 % faster", 4, 2, BF16, BKT=64, BV=128
+        ),  # fmt: skip
+        _row("gdn_output", "bf16-w4", "fewest registers", 4, 2, BF16, default=False, BKT=64, BV=64),
+        _row("gdn_output", "fp32-w4", "96 KB of shared memory", 4, 1, FP32, BKT=64, BV=64),
+        _row("gdn_local_gradient", "bf16-w4", "fewer steps", 4, 2, BF16, BKT=64, BV=128),
+        _row("gdn_local_gradient", "fp32-w4", "64 KB of shared memory", 4, 1, FP32, BKT=64, BV=64),
+        _row(
+            "gdn_outer_gradient", "bf16-w8-64x64", "4 warps spill; other tiles are slower", 8, 2, BF16,
+            BKT=64, BV=64,
+        ),  # fmt: skip
+        _row(
+            "gdn_outer_gradient", "bf16-w4-32x64", "20 % slower", 4, 2, BF16, default=False, BKT=32, BV=64
+        ),  # fmt: skip
+        _row("gdn_outer_gradient", "fp32-w8-32x32", "fewest spills", 8, 1, FP32, BKT=32, BV=32),
+        _row(
+            "gdn_solve_gradient", "bf16-w4-64x64", "half the time of 8 warps; a tile of 32 x 64 reads outside "
+            "its memory (SM 9.0, Triton 3.6.0), so smaller K and V are left to 8 warps", 4, 1,
+            {**BF16, "K": FROM_64, "V": FROM_64}, BKT=64, BV=64,
+        ),  # fmt: skip
+        _row("gdn_solve_gradient", "bf16-w8-64x64", "any K and V", 8, 1, BF16, BKT=64, BV=64),
         _row("gdn_solve_gradient", "fp32-w8-32x32", "56 KB of shared memory", 8, 1, FP32, BKT=32, BV=32),
         _row("gdn_gate_gradient", "w4", "bound by memory", 4, 1, BH=16),
     )

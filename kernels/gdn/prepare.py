@@ -78,7 +78,7 @@ def prepare_kernel(
         keys = widen(load_tile(k, H * K, rows, columns, n_rows, K))
         tile = matmul(x, operand((b * tl.exp(gate))[:, None] * keys, MMA), PRECISION)
         materialised = widen(narrow(tile, w.dtype.element_ty))
-        rounded = qdq_rows(materialised, W_FORMAT, CONVERSION)
+        rounded = qdq_rows(materialised, W_FORMAT, CONVERSION, w.dtype.element_ty != tl.float32)
         store_tile(w + token_head * K, rounded, HV * K, rows, columns, n_rows, K)
     for start in range(0, V, BV):
         channels = start + tl.arange(0, BV)

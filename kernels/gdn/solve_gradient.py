@@ -38,7 +38,11 @@ def gradient_of_inverse(
     K: tl.constexpr, V: tl.constexpr, BKT: tl.constexpr, BV: tl.constexpr,
     MMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dX = dW (beta exp(G) K)^T + dU (beta V)^T."""
+    """dX = dW (beta exp(G) K)^T + dU (beta V)^T.
+
+    Each loop has its own accumulator: two loops of TF32 products chained in one (8 warps, tiles of 32, four steps
+    of V) come out wrong on SM 9.0 with Triton 3.6.0.
+    """
     through_w = tl.zeros((CHUNK, CHUNK), tl.float32)
     for start in range(0, K, BKT):
         columns = start + tl.arange(0, BKT)

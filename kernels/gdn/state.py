@@ -20,6 +20,7 @@ import triton.language as tl
 
 from kernels.gdn.device import (
     CHUNK,
+    amax_bits_of,
     bound,
     load_tile,
     load_vector,
@@ -50,17 +51,44 @@ def store_state(pointer, value, stride_k, stride_v, columns, channels, K: tl.con
     tl.store(pointer + offsets, narrow(value, pointer.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def advance(
+    s, k, w, u, gate_sums, states, v_new, raw_states, rows, columns, channels, n_rows, H, HV,
+    K: tl.constexpr, V: tl.constexpr, MMA: tl.constexpr, PRECISION: tl.constexpr, WRITE_RAW: tl.constexpr,
+):  # fmt: skip
+    """S' of one chunk, unrounded, from S; stores S and V'."""
+    store_state(states, s, V, 1, columns, channels, K, V)
+    w_tile = operand(load_tile(w, HV * K, rows, columns, n_rows, K), MMA)
+    product = matmul(w_tile, operand(s, MMA), PRECISION)
+    v_tile = widen(load_tile(u, HV * V, rows, channels, n_rows, V)) - product
+    store_tile(v_new, v_tile, HV * V, rows, channels, n_rows, V)
+    gate = load_vector(gate_sums, HV, rows, n_rows)
+    gate_last = tl.load(gate_sums + (n_rows - 1) * HV)
+    to_end = tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)
+    keys = operand(load_tile(k, H * K, rows, columns, n_rows, K), MMA)
+    s *= tl.exp(gate_last)
+    s += matmul(tl.trans(keys), operand(v_tile * to_end[:, None], MMA), PRECISION)
+    if WRITE_RAW:
+        store_state(raw_states, s, V, 1, columns, channels, K, V)
+    return s
+
+
 @triton.jit(do_not_specialize=SCALARS)
 def state_pass_kernel(
     k, w, u, gate_sums, initial_state, states, v_new, final_state, raw_states, chunk_offsets, cu_seqlens,
     T, chunks_per_sequence, H, HV, state_stride_k, state_stride_v,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, HALVES: tl.constexpr,
     MMA: tl.constexpr, PRECISION: tl.constexpr, STATE_FORMAT: tl.constexpr, CONVERSION: tl.constexpr,
     HAS_INITIAL: tl.constexpr, WRITE_FINAL: tl.constexpr, WRITE_RAW: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (sequences * HV * V tiles,). `states` holds S at the entry of every chunk."""
+    """Grid: (sequences * HV * V tiles,). `states` holds S at the entry of every chunk.
+
+    With HALVES 2 the tile is worked on as two, one after the other, that share their scale: half the shared
+    memory. W and K are then read twice.
+    """
     program = tl.program_id(0).to(tl.int64)
     tiles: tl.constexpr = (V + BV - 1) // BV
+    width: tl.constexpr = BV // HALVES
     tile, sequence_head = (program % tiles).to(tl.int32), program // tiles
     sequence, head = sequence_head // HV, sequence_head % HV
     start, length, chunk = locate_sequence(
@@ -68,7 +96,7 @@ def state_pass_kernel(
     )
     rows = tl.arange(0, CHUNK)
     columns = tl.arange(0, BK)
-    channels = tile * BV + tl.arange(0, BV)
+    channels = tile * BV + tl.arange(0, width)
     token_head = start * HV + head
     k += (start * H + head // (HV // H)) * K
     w += token_head * K
@@ -79,39 +107,50 @@ def state_pass_kernel(
     if WRITE_RAW:
         raw_states += (chunk * HV + head) * (K * V)
 
-    s = tl.zeros((BK, BV), tl.float32)
+    s = tl.zeros((BK, width), tl.float32)
     if HAS_INITIAL:
-        s = load_state(
-            initial_state + sequence_head * (K * V), state_stride_k, state_stride_v, columns, channels, K, V
-        )
-    s = round_state(s, STATE_FORMAT, CONVERSION)
+        initial_state += sequence_head * (K * V)
+        s = load_state(initial_state, state_stride_k, state_stride_v, columns, channels, K, V)
+    if HALVES == 2:
+        other = tl.zeros((BK, width), tl.float32)
+        if HAS_INITIAL:
+            other = load_state(initial_state, state_stride_k, state_stride_v, columns, channels + width, K, V)
+    if STATE_FORMAT != "none":
+        amax_bits = amax_bits_of(s)
+        if HALVES == 2:
+            amax_bits = tl.maximum(amax_bits, amax_bits_of(other))
+            other = round_state(other, amax_bits, STATE_FORMAT, CONVERSION)
+        s = round_state(s, amax_bits, STATE_FORMAT, CONVERSION)
     for row in range(0, bound(length), CHUNK):
         n_rows = tl.minimum(length - row, CHUNK)
-        store_state(states, s, V, 1, columns, channels, K, V)
-        w_tile = operand(load_tile(w, HV * K, rows, columns, n_rows, K), MMA)
-        product = matmul(w_tile, operand(s, MMA), PRECISION)
-        v_tile = widen(load_tile(u, HV * V, rows, channels, n_rows, V)) - product
-        store_tile(v_new, v_tile, HV * V, rows, channels, n_rows, V)
-        gate = load_vector(gate_sums, HV, rows, n_rows)
-        gate_last = tl.load(gate_sums + (n_rows - 1) * HV)
-        to_end = tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)
-        keys = operand(load_tile(k, H * K, rows, columns, n_rows, K), MMA)
-        s *= tl.exp(gate_last)
-        s += matmul(tl.trans(keys), operand(v_tile * to_end[:, None], MMA), PRECISION)
-        if WRITE_RAW:
-            store_state(raw_states, s, V, 1, columns, channels, K, V)
-            raw_states += HV * (K * V)
-        s = round_state(s, STATE_FORMAT, CONVERSION)
+        s = advance(
+            s, k, w, u, gate_sums, states, v_new, raw_states, rows, columns, channels, n_rows, H, HV, K, V,
+            MMA, PRECISION, WRITE_RAW,
+        )  # fmt: skip
+        if HALVES == 2:
+            other = advance(
+                other, k, w, u, gate_sums, states, v_new, raw_states, rows, columns, channels + width, n_rows,
+                H, HV, K, V, MMA, PRECISION, WRITE_RAW,
+            )  # fmt: skip
+        if STATE_FORMAT != "none":
+            amax_bits = amax_bits_of(s)
+            if HALVES == 2:
+                amax_bits = tl.maximum(amax_bits, amax_bits_of(other))
+                other = round_state(other, amax_bits, STATE_FORMAT, CONVERSION)
+            s = round_state(s, amax_bits, STATE_FORMAT, CONVERSION)
         k += CHUNK * H * K
         w += CHUNK * HV * K
         u += CHUNK * HV * V
         v_new += CHUNK * HV * V
         gate_sums += CHUNK * HV
         states += HV * (K * V)
+        if WRITE_RAW:
+            raw_states += HV * (K * V)
     if WRITE_FINAL:
-        store_state(
-            final_state + sequence_head * (K * V), s, state_stride_k, state_stride_v, columns, channels, K, V
-        )
+        final_state += sequence_head * (K * V)
+        store_state(final_state, s, state_stride_k, state_stride_v, columns, channels, K, V)
+        if HALVES == 2:
+            store_state(final_state, other, state_stride_k, state_stride_v, columns, channels + width, K, V)
 
 
 @triton.jit(do_not_specialize=SCALARS)
