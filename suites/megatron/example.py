@@ -48,7 +48,7 @@ def train(model: Any, data: models.Batch, steps: int) -> list[float]:
         loss = models.loss_of(model, data)
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses
 
 

@@ -166,7 +166,7 @@ def trains(model: Any, data: models.Batch) -> Iterator[Finding]:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     loss = models.loss_of(model, data)
     loss.backward()
-    yield holds("the loss is finite", math.isfinite(float(loss)), f"{float(loss):.5g}")
+    yield holds("the loss is finite", math.isfinite(float(loss.detach())), f"{float(loss.detach()):.5g}")
     for name, parameter in model.named_parameters():
         if "self_attention" in name:
             norm = float("nan") if parameter.grad is None else float(parameter.grad.double().norm())
