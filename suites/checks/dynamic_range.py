@@ -85,12 +85,6 @@ def _tiny_state_gradient(problem: Problem) -> Problem:
     return problem.with_(do=None, dht=problem.dht * 2.0**-25)
 
 
-def _tiny_state(problem: Problem) -> Problem:
-    """State and values of 2^-30: carried in fp32, far below what fp16 holds."""
-    assert problem.initial_state is not None
-    return problem.with_(v=problem.v * 0.0, initial_state=problem.initial_state * 2.0**-30)
-
-
 def _huge_state(problem: Problem) -> Problem:
     """A state of 2^100 that strong gates take away within the first tokens."""
     assert problem.initial_state is not None
@@ -110,7 +104,6 @@ EXTREMES: Mapping[str, Extreme] = MappingProxyType(
         "tiny_dht_carried": Extreme(
             _TWO, _tiny_state_gradient, "a carried state gradient is narrowed to fp16"
         ),
-        "tiny_state": Extreme(_ONE, _tiny_state, "a state of 2^-30 is narrowed to fp16"),
         "huge_state": Extreme(
             _ONE | {"gates": "strong"},
             _huge_state,

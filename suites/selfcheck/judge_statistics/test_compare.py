@@ -113,7 +113,10 @@ def test_a_budget_sees_one_wrong_head_one_wrong_chunk_and_one_wrong_element() ->
     assert found.worst.place["chunk"] == 0
     assert found.worst.place["head"] == 1
     actual = expected.clone()
-    actual[:, :, 3] += 0.04
+    actual[:, :, 3] += 0.02
+    limits = Limits(
+        3.0, torch.full((4,), 0.5), torch.full((3, 4), 0.49), torch.full_like(expected, 0.1), "test"
+    )
     assert compare_budget("o", expected, actual, limits, layout).metric == "worst_head_rel_l2"
 
 
