@@ -22,6 +22,7 @@ from kernels.adapters import attach, megatron
 from qualify.case import Case
 from qualify.plan import PlannedSubject
 from qualify.planning import make_plan
+from qualify.plugin import DEVICES_VARIABLE
 from qualify.records import Comparison
 from qualify.requirements import unmet
 from qualify.subjects import Subject, load_subject
@@ -280,7 +281,7 @@ def control_of(output: Any) -> tuple[float, str]:
 
 
 def test_a_cell_that_the_batch_did_not_reach_is_run_alone(ranks: Callable[..., Ranks]) -> None:
-    started = ranks(lambda row: GOOD if len(started.asked) > 1 or row["scenario"] == "sites" else None)
+    started: Ranks = ranks(lambda row: GOOD if len(started.asked) > 1 or row["scenario"] == "sites" else None)
     assert checks.run(case("off", tp="1"), SUBJECT).comparisons[0].passed
     assert [len(rows) for rows in started.asked][1:] == [1]
     assert checks.run(case("checkpoint", tp="1"), SUBJECT).comparisons[0].passed
@@ -304,9 +305,9 @@ def test_what_cannot_run_here_is_unsupported(ranks: Callable[..., Ranks]) -> Non
 
 
 def test_each_rank_gets_a_gpu_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(checks.DEVICES_VARIABLE, "4,5,6,7")
+    monkeypatch.setenv(DEVICES_VARIABLE, "4,5,6,7")
     assert checks.environment(2)["CUDA_VISIBLE_DEVICES"] == "4,5"
-    monkeypatch.setenv(checks.DEVICES_VARIABLE, "")
+    monkeypatch.setenv(DEVICES_VARIABLE, "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert checks.environment(1)["CUDA_VISIBLE_DEVICES"] == "3"
 
