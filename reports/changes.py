@@ -66,6 +66,8 @@ def _overall(before: Body, after: Body) -> Iterator[Moved]:
     if a is not b:
         worse = BETTER_FIRST.index(b) > BETTER_FIRST.index(a)
         yield Moved("verdict of the run", after.header.profile, str(a), str(b), worse)
+    if before.plan.profile != after.plan.profile:
+        yield Moved("profile", "of the plan", before.plan.profile, after.plan.profile, False)
     if before.plan.digest != after.plan.digest:
         yield Moved("plan", "digest", text.brief(before.plan.digest), text.brief(after.plan.digest), False)
 

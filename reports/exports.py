@@ -120,8 +120,7 @@ def markdown(receipt: Receipt) -> str:
         f"## {text.OVERALL_WORDS[body.header.verdict]}: {_md(', '.join(s.name for s in body.subjects))}, "
         f"profile {_md(body.header.profile)}",
         "",
-        *(f"- {_md(reason)}" for reason in body.header.reasons[:SHOWN_FAILURES]),
-        "",
+        *_reasons(body.header.reasons),
         "| planned | executed | failed | waived | not executed |",
         "| ---: | ---: | ---: | ---: | ---: |",
         _table_row(judged),
@@ -139,6 +138,10 @@ def markdown(receipt: Receipt) -> str:
             "",
         ]
     return "\n".join([*lines, f"Receipt `{receipt.id}`.", ""])
+
+
+def _reasons(reasons: Sequence[str]) -> list[str]:
+    return [*(f"- {_md(reason)}" for reason in reasons[:SHOWN_FAILURES]), ""] if reasons else []
 
 
 def _table_row(cases: Sequence[CaseRecord]) -> str:
@@ -161,11 +164,11 @@ def _evidence_lines(body: Body) -> list[str]:
         return []
     caught = sum(c.caught for c in body.controls)
     ruled = sum(d.excluded for d in body.discrimination)
-    return [
-        f"Planted faults caught: {caught} of {len(body.controls)}. "
-        f"Wrong answers ruled out: {ruled} of {len(body.discrimination)}.",
-        "",
-    ]
+    told = [f"Planted faults caught: {caught} of {len(body.controls)}."] if body.controls else []
+    told += (
+        [f"Wrong answers ruled out: {ruled} of {len(body.discrimination)}."] if body.discrimination else []
+    )
+    return [" ".join(told), ""]
 
 
 def _md(value: str) -> str:

@@ -241,7 +241,20 @@ class WrongAnswerGroup:
     places: int
     still_open: tuple[str, ...]
     weakest: float
+    approach: float | None
     by: Evidence | None
+
+
+def approaches(cases: Iterable[CaseRecord]) -> dict[tuple[str, str], float]:
+    """(wrong answer, subject) -> the largest projection of an error onto it: 1 would be the fault."""
+    found: dict[tuple[str, str], float] = {}
+    for case in cases:
+        for c in case.comparisons:
+            for name, value in c.statistics.items() if c.kind == "filter" else ():
+                if name.startswith("c."):
+                    key = name.removeprefix("c."), case.subject
+                    found[key] = max(found.get(key, -math.inf), orderable(value))
+    return found
 
 
 def wrong_answer_groups(body: Body) -> list[WrongAnswerGroup]:
@@ -250,6 +263,7 @@ def wrong_answer_groups(body: Body) -> list[WrongAnswerGroup]:
     for row in body.discrimination:
         grouped[row.wrong_answer, row.subject].append(row)
     reasons = {row.name: row.because for row in body.plan.wrong_answers}
+    nearest = approaches(judged(body.plan, body.cases))
     made = [
         WrongAnswerGroup(
             name,
@@ -259,6 +273,7 @@ def wrong_answer_groups(body: Body) -> list[WrongAnswerGroup]:
             len(rows),
             tuple(" ".join(filter(None, (r.dtype, r.site, r.format))) for r in rows if not r.excluded),
             min((row.best for row in rows if row.excluded), default=0.0),
+            nearest.get((name, subject)),
             next((e for row in rows for e in row.by), None),
         )
         for (name, subject), rows in grouped.items()

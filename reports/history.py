@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qualify.records import Overall
+from qualify.records import EXECUTED, FAILURES, Overall
 from reports import figures, text
 from reports.model import load
 from reports.reading import ReceiptError, short
@@ -99,8 +99,8 @@ def _run(path: Path) -> Run | None:
             budgeted = [figures.orderable(c.margin) for c in comparisons if c.budget > 0]
             if budgeted:
                 margins[tensor] = max(margins.get(tensor, 0.0), *budgeted)
-        executed += bool(case.comparisons)
-        failed += any(not c.passed for c in case.comparisons)
+        executed += case.verdict in EXECUTED
+        failed += case.verdict in FAILURES
     subject = ", ".join(s.name for s in body.subjects)
     return Run(
         receipt.id,
