@@ -83,7 +83,8 @@ class Kernel:
 
 
 KERNELS = {
-    "gdn_prepare": Kernel("prepare:prepare_kernel", "k:c v:c g:f beta:f gate_sums:f inverse:m w:c u:m"),
+    "gdn_solve": Kernel("prepare:solve_kernel", "k:c g:f beta:f gate_sums:f inverse:m"),
+    "gdn_prepare": Kernel("prepare:prepare_kernel", "k:c v:c beta:f gate_sums:f inverse:m w:c u:m"),
     "gdn_state": Kernel(
         "state:state_pass_kernel",
         "k:c w:c u:m gate_sums:f initial_state:f states:m v_new:m final_state:f raw_states:-",
@@ -136,7 +137,6 @@ def constants_of(kernel: str, row: LaunchRow, shape: Shape, conversion: str) -> 
         "MMA": OPERANDS[CARRIERS[shape.carrier]][1],
         "PRECISION": "tf32",
         "SOLVE_PRECISION": SOLVE_PRECISION["tf32"],
-        "SOLVE": True,
         "WRITE_W": True,
         "W_FORMAT": "e4m3" if shape.sites else "none",
         "STATE_FORMAT": "e4m3" if shape.sites else "none",

@@ -16,7 +16,7 @@ from kernels.gdn import launch_table as launch_table  # registers the rows
 from kernels.gdn.chunks import Chunks, cut_into_chunks
 from kernels.gdn.gradients import outer_gradient_kernel
 from kernels.gdn.output import local_gradient_kernel, output_kernel
-from kernels.gdn.prepare import prepare_kernel
+from kernels.gdn.prepare import prepare_kernel, solve_kernel
 from kernels.gdn.solve_gradient import gate_gradient_kernel, solve_gradient_kernel
 from kernels.gdn.state import state_gradient_kernel, state_pass_kernel
 from kernels.launch import LaunchRow, row_for
@@ -150,26 +150,37 @@ class Prepared:
     u: Tensor
 
 
+def solve(call: Call, k: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """The cumulative gate and X of every chunk."""
+    tokens, c = k.shape[:2], call.chunks
+    gate_sums = call.empty(k, *tokens, call.HV, dtype=torch.float32)
+    inverse = call.empty(k, *tokens, call.HV, CHUNK_SIZE)
+    row = call.row("gdn_solve")
+    constants = {name: value for name, value in call.constants().items() if name != "V"}
+    if c.count * call.HV:
+        solve_kernel[(c.count * call.HV,)](
+            k, g, beta, gate_sums, inverse, c.table, c.cu_seqlens, *call.shape(),
+            SOLVE_PRECISION=SOLVE_PRECISION[call.settings.input_precision],
+            **call.tiles(row), **constants, **row.options(),
+        )  # fmt: skip
+    return gate_sums, inverse
+
+
 def prepare(
     call: Call, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, w_format: str | None,
     saved: tuple[Tensor, Tensor, Tensor | None] | None = None,
 ) -> Prepared:  # fmt: skip
     """Solves every chunk; or, from the saved gate sums, X and perhaps W, makes U (and W) again."""
     tokens, c = k.shape[:2], call.chunks
-    if saved is None:
-        gate_sums = call.empty(k, *tokens, call.HV, dtype=torch.float32)
-        inverse, w = call.empty(k, *tokens, call.HV, CHUNK_SIZE), None
-    else:
-        gate_sums, inverse, w = saved
+    gate_sums, inverse, w = saved if saved is not None else (*solve(call, k, g, beta), None)
     write_w = w is None
     w = call.empty(k, *tokens, call.HV, call.K, dtype=call.carrier) if w is None else w
     u = call.empty(k, *tokens, call.HV, call.V)
     row = call.row("gdn_prepare")
     if c.count * call.HV:
         prepare_kernel[(c.count * call.HV,)](
-            k, v, g, beta, gate_sums, inverse, w, u, c.table, c.cu_seqlens, *call.shape(),
-            BK=padded(call.K), SOLVE_PRECISION=SOLVE_PRECISION[call.settings.input_precision],
-            SOLVE=saved is None, WRITE_W=write_w, W_FORMAT=w_format or "none",
+            k, v, beta, gate_sums, inverse, w, u, c.table, c.cu_seqlens, *call.shape(),
+            BK=padded(call.K), WRITE_W=write_w, W_FORMAT=w_format or "none",
             CONVERSION=call.conversion(w_format), **call.tiles(row), **call.constants(), **row.options(),
         )  # fmt: skip
     return Prepared(gate_sums, inverse, w, u)

@@ -81,7 +81,7 @@ def load_vector(pointer, stride, rows, n_rows):
 def inside(rows, columns, n_rows, n_columns: tl.constexpr):
     """Which elements of a tile lie inside; tiles that divide the columns are not asked about them."""
     mask = (rows < n_rows)[:, None]
-    if n_columns % columns.shape[0] != 0:
+    if INTERPRET or n_columns % columns.shape[0] != 0:
         mask = mask & (columns < n_columns)[None, :]
     return mask
 

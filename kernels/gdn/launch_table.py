@@ -17,7 +17,10 @@ UP_TO_128 = (32, 64, 128)
 FROM_64 = (64, 128, 256)
 BF16: Mapping[str, tuple[object, ...]] = {"operand": ("bf16",)}
 FP32: Mapping[str, tuple[object, ...]] = {"operand": ("fp32",)}
-GROUPED_128 = {**BF16, "K": UP_TO_128, "tile": (16, 32, 64)}
+WIDE = (0, 32, 64, 128)
+WIDE_BF16 = {**BF16, "tile": WIDE}
+WIDE_FP32 = {**FP32, "tile": WIDE}
+GROUPED_128 = {**BF16, "K": UP_TO_128, "tile": (32, 64)}
 FREE_128 = {**BF16, "K": UP_TO_128, "tile": (0,)}
 ROOMY_SM = (90, 109)
 """SM 9.0 and 10.0: 227 KB of shared memory for a block; the others have 99 KB, SM 8.0 has 163 KB."""
@@ -43,9 +46,18 @@ def _row(
 
 ROWS = register(
     (
-        _row("gdn_prepare", "bf16-w4", "8 warps take twice as long", 4, 1, BF16, BKT=128, BV=128),
-        _row("gdn_prepare", "bf16-w4-64x64", "5 % slower", 4, 1, BF16, default=False, BKT=64, BV=64),
-        _row("gdn_prepare", "fp32-w8", "4 warps spill at K = 256", 8, 1, FP32, BKT=64, BV=64),
+        _row("gdn_solve", "bf16-w4", "8 warps take twice as long", 4, 1, BF16, BKT=128),
+        _row("gdn_solve", "fp32-w8", "fewest spills", 8, 1, FP32, BKT=64),
+        _row("gdn_prepare", "bf16-w4", "one step for V up to 128", 4, 1, BF16, BV=128),
+        _row("gdn_prepare", "fp32-w8", "4 warps spill at K = 256", 8, 1, FP32, BV=64),
+        _row(
+            "gdn_state", "bf16-w4-16", "8 warps with a TF32 tile of 16 columns read outside their memory (SM 9.0, "
+            "Triton 3.6.0), so none with bf16 either", 4, 1, {**BF16, "tile": (16,)}, BV=16,
+        ),  # fmt: skip
+        _row(
+            "gdn_state", "fp32-w4-16", "8 warps with a tile of 16 columns read outside their memory (SM 9.0, "
+            "Triton 3.6.0)", 4, 1, {**FP32, "tile": (16,)}, BV=16,
+        ),  # fmt: skip
         _row(
             "gdn_state", "bf16-w4-s2", "8 warps take 16 % longer", 4, 2, GROUPED_128, ROOMY_SM, BV=64
         ),  # fmt: skip
@@ -53,17 +65,18 @@ ROWS = register(
             "gdn_state", "bf16-w4-s3", "more programs: 0.166 against 0.248 ms with tiles of 64", 4, 3,
             FREE_128, ROOMY_SM, BV=32,
         ),  # fmt: skip
-        _row("gdn_state", "bf16-w8", "least shared memory", 8, 1, BF16, BV=64),
+        _row("gdn_state", "bf16-w8", "least shared memory", 8, 1, WIDE_BF16, BV=64),
         _row(
-            "gdn_state", "bf16-w8-s2", "4 warps spill", 8, 2, {**BF16, "K": UP_TO_128}, ROOMY_SM, False, BV=64
+            "gdn_state", "bf16-w8-s2", "4 warps spill", 8, 2, {**WIDE_BF16, "K": UP_TO_128}, ROOMY_SM, False, BV=64
         ),  # fmt: skip
         _row(
             "gdn_state", "fp32-w8-halves", "half of 128 KB of shared memory", 8, 1,
             {**FP32, "K": (256,), "tile": (128,)}, HALVES=2, BV=64,
         ),  # fmt: skip
-        _row("gdn_state", "fp32-w8", "fewest spills", 8, 1, FP32, BV=32),
+        _row("gdn_state", "fp32-w8", "fewest spills", 8, 1, WIDE_FP32, BV=32),
         _row(
-            "gdn_state_gradient", "bf16-w4-s2", "8 warps with a tile of 64 take 40 % longer", 4, 2,
+            "gdn_state_gradient", "bf16-w4-s3", "20 % faster than 2 stages; 8 warps with a tile of 64 take 1.6 "
+            "times as long", 4, 3,
             {**BF16, "K": UP_TO_128}, ROOMY_SM, BV=32,
         ),  # fmt: skip
         _row("gdn_state_gradient", "bf16-w8", "least shared memory", 8, 1, BF16, BV=64),
@@ -71,12 +84,15 @@ ROWS = register(
             "gdn_state_gradient", "fp32-w4", "a third of the shared memory of a tile of 64", 4, 1, FP32, BV=16
         ),
         _row(
-            "gdn_output", "bf16-w4-bv128", "one program a chunk: 15 % faster", 4, 2, BF16, BKT=64, BV=128
+            "gdn_output", "bf16-w4-bv128", "one program a chunk: 20 % faster", 4, 3, BF16, BKT=64, BV=128
         ),  # fmt: skip
         _row("gdn_output", "bf16-w4", "fewest registers", 4, 2, BF16, default=False, BKT=64, BV=64),
         _row("gdn_output", "fp32-w4", "96 KB of shared memory", 4, 1, FP32, BKT=64, BV=64),
-        _row("gdn_local_gradient", "bf16-w4", "fewer steps", 4, 2, BF16, BKT=64, BV=128),
+        _row("gdn_local_gradient", "bf16-w4", "fewer steps", 4, 3, BF16, BKT=64, BV=128),
         _row("gdn_local_gradient", "fp32-w4", "64 KB of shared memory", 4, 1, FP32, BKT=64, BV=64),
+        _row(
+            "gdn_outer_gradient", "bf16-w8-s3", "10 % faster than 2 stages", 8, 3, BF16, ROOMY_SM, BKT=64, BV=64
+        ),  # fmt: skip
         _row(
             "gdn_outer_gradient", "bf16-w8-64x64", "4 warps spill; other tiles are slower", 8, 2, BF16,
             BKT=64, BV=64,

@@ -3,7 +3,8 @@
     G = cumsum(g)      L = tril(beta_i (k_i . k_j) exp(G_i - G_j), -1)      X = (I + L)^-1
     W = X (beta exp(G) K), rounded where it is made when the W site is on      U = X (beta V)
 
-The backward runs the same kernel with `SOLVE` off: X and G are read, and U is made again by the same arithmetic.
+Two kernels: X goes through memory, which the backward needs it in anyway, and makes U again from. Multiplying by X
+as it lies in registers after its last product gave a wrong U for tiles of 16 and 32 columns (SM 9.0, Triton 3.6.0).
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -46,12 +47,33 @@ def solve_chunk(
 
 
 @triton.jit(do_not_specialize=SCALARS)
+def solve_kernel(
+    k, g, beta, gate_sums, inverse, chunk_table, cu_seqlens, T, chunks_per_sequence, H, HV,
+    K: tl.constexpr, BKT: tl.constexpr, MMA: tl.constexpr, PRECISION: tl.constexpr,
+    SOLVE_PRECISION: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Grid: (chunks * HV,)."""
+    program = tl.program_id(0).to(tl.int64)
+    chunk, head = program // HV, program % HV
+    first, n_rows = locate_chunk(chunk, chunk_table, cu_seqlens, T, chunks_per_sequence, PACKED)
+    if n_rows <= 0:
+        return
+    rows = tl.arange(0, CHUNK)
+    token_head = first * HV + head
+    k += (first * H + head // (HV // H)) * K
+    b = load_vector(beta + token_head, HV, rows, n_rows)
+    gate = tl.cumsum(load_vector(g + token_head, HV, rows, n_rows), axis=0)
+    tl.store(gate_sums + token_head + rows * HV, gate, mask=rows < n_rows)
+    x = solve_chunk(k, b, gate, rows, n_rows, H, K, BKT, MMA, PRECISION, SOLVE_PRECISION)
+    store_tile(inverse + token_head * CHUNK, x, HV * CHUNK, rows, rows, n_rows, CHUNK)
+
+
+@triton.jit(do_not_specialize=SCALARS)
 def prepare_kernel(
-    k, v, g, beta, gate_sums, inverse, w, u, chunk_table, cu_seqlens, T, chunks_per_sequence, H, HV,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BKT: tl.constexpr, BV: tl.constexpr,
-    MMA: tl.constexpr, PRECISION: tl.constexpr, SOLVE_PRECISION: tl.constexpr,
-    SOLVE: tl.constexpr, WRITE_W: tl.constexpr, W_FORMAT: tl.constexpr, CONVERSION: tl.constexpr,
-    PACKED: tl.constexpr,
+    k, v, beta, gate_sums, inverse, w, u, chunk_table, cu_seqlens, T, chunks_per_sequence, H, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    MMA: tl.constexpr, PRECISION: tl.constexpr,
+    WRITE_W: tl.constexpr, W_FORMAT: tl.constexpr, CONVERSION: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Grid: (chunks * HV,)."""
     program = tl.program_id(0).to(tl.int64)
@@ -64,16 +86,9 @@ def prepare_kernel(
     k += (first * H + head // (HV // H)) * K
     v += token_head * V
     b = load_vector(beta + token_head, HV, rows, n_rows)
-    if SOLVE:
-        gate = tl.cumsum(load_vector(g + token_head, HV, rows, n_rows), axis=0)
-        tl.store(gate_sums + token_head + rows * HV, gate, mask=rows < n_rows)
-        x = solve_chunk(k, b, gate, rows, n_rows, H, K, BKT, MMA, PRECISION, SOLVE_PRECISION)
-        store_tile(inverse + token_head * CHUNK, x, HV * CHUNK, rows, rows, n_rows, CHUNK)
-        x = operand(x, MMA)
-    else:
-        gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
-        x = operand(load_tile(inverse + token_head * CHUNK, HV * CHUNK, rows, rows, n_rows, CHUNK), MMA)
+    x = operand(load_tile(inverse + token_head * CHUNK, HV * CHUNK, rows, rows, n_rows, CHUNK), MMA)
     if WRITE_W:
+        gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
         columns = tl.arange(0, BK)
         keys = widen(load_tile(k, H * K, rows, columns, n_rows, K))
         tile = matmul(x, operand((b * tl.exp(gate))[:, None] * keys, MMA), PRECISION)
