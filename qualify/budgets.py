@@ -24,6 +24,9 @@ Tensor = torch.Tensor
 SLACK = 2.0
 """Budget over the largest error of the noise runs; docs/calibration.md has the measurements behind it."""
 
+FLIPS = 2.0
+"""Further slack for a chunk or an element where codes may flip: a few runs see few flips, and not the worst."""
+
 UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
     {"ieee": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
 )
@@ -150,10 +153,11 @@ def derive_limits(
     heads = torch.maximum(norms.square().sum(1).sqrt().amax(0), operand * units.square().sum(0).sqrt())
     total = max(float(norms.square().sum((1, 2)).sqrt().amax()), operand * float(units.norm()))
     deviates = math.sqrt(2.0 * math.log(max(8, expected.numel()))) / 2.0
+    rare = 1.0 if smooth else FLIPS
     element = slack * (1.0 + deviates) * noise.reach
     few = slack * _few(noise.sigma, layout, few_draws(runs) * (1.0 + deviates))
     if not smooth:
-        element = torch.maximum(element, slack * _head_maxima(noise.errors, layout))
+        element = torch.maximum(element, rare * slack * _head_maxima(noise.errors, layout))
     one_flip = torch.zeros_like(floors)
     if step is not None:
         element = element + step
@@ -162,7 +166,7 @@ def derive_limits(
     return Limits(
         total=slack * total + float(noise.floor.norm() + one_flip.max()),
         head=torch.maximum(slack * heads, few.square().sum(0).sqrt()) + floors.square().sum(0).sqrt(),
-        block=torch.maximum(slack * torch.maximum(largest, typical), few) + floors,
+        block=torch.maximum(rare * slack * torch.maximum(largest, typical), few) + floors,
         element=element + noise.floor,
         derivation=f"{slack:g} x the largest of {runs} runs of the oracle in {source} + output rounding",
     )

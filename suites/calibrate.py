@@ -1,0 +1,109 @@
+"""Calibration: how near correct implementations come to their budgets, over the cells of a profile.
+
+    python -m suites.calibrate --profile cpu --seeds 0 1 2 --share 4
+
+prints, for each check and tensor, the largest margin of any correct subject (above 1 it would be accused),
+and for each matched filter kind how far along the way to an accusation a correct subject came.
+"""
+
+from __future__ import annotations
+
+import argparse
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from qualify.plan import PlannedCase, PlannedSubject
+from qualify.planning import make_plan
+from qualify.records import CaseRecord, Comparison, Verdict
+from qualify.run_case import run_case
+from qualify.subjects import Subject
+from suites.good.table import GOOD
+from suites.tables import TABLES
+
+JUDGED = ("budget", "relation", "filter")
+"""Kinds of comparison that have a tolerance."""
+
+
+def planned_cases(profile: str, seed: int, share: int) -> Iterator[PlannedCase]:
+    """The op's cases of a profile on its own machine, every `share`-th of them.
+
+    Args:
+        profile: its name.
+        seed: added to the seeds of the tables; another one also picks other cases.
+        share: one case in so many.
+    """
+    plan = make_plan(TABLES, profile, [PlannedSubject("good", "good")], seed=seed)
+    own = TABLES.profile(profile).sm
+    for planned in plan.cases:
+        case = planned.case
+        chosen = zlib.crc32(case.case_id.encode()) % share == seed % share
+        if chosen and not planned.control and case.check.startswith("op.") and case.levels.get("sm") == own:
+            yield planned
+
+
+def judged(
+    subjects: Mapping[str, Subject], planned: Iterable[PlannedCase]
+) -> Iterator[tuple[str, CaseRecord]]:
+    """Every subject's record on every case; the evidence of a case is made once for all of them."""
+    for one in planned:
+        for name, subject in subjects.items():
+            yield name, run_case(one, subject)
+
+
+def nearness(comparison: Comparison) -> float:
+    """How far along the way to a failure a comparison is: 1 fails."""
+    return comparison.margin if comparison.kind in JUDGED else float(not comparison.passed)
+
+
+def table(
+    records: Iterable[tuple[str, CaseRecord]],
+) -> tuple[dict[tuple[str, str, str], float], list[str], int]:
+    """Largest nearness by check, carrier and tensor; what failed, one line each; how many cases ran."""
+    largest: dict[tuple[str, str, str], float] = defaultdict(float)
+    failed: list[str] = []
+    ran = 0
+    for name, record in records:
+        ran += bool(record.comparisons)
+        for comparison in record.comparisons:
+            if comparison.kind in JUDGED:
+                key = (record.check, record.levels.get("dtype", ""), comparison.tensor)
+                largest[key] = max(largest[key], nearness(comparison))
+        wrong = [c for c in record.comparisons if not c.passed]
+        if wrong or record.verdict in (Verdict.ERROR, Verdict.CRASH):
+            failed.append(f"{name}: {record.case_id}: {record.reason}")
+    return dict(largest), failed, ran
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table; the exit code is 1 when a correct subject fails.
+
+    Args:
+        arguments: of the command line; None takes the process's own.
+    """
+    parser = argparse.ArgumentParser(prog="python -m suites.calibrate")
+    parser.add_argument("--profile", default="cpu")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--share", type=int, default=8)
+    parser.add_argument("--subjects", nargs="*", default=list(GOOD))
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    subjects = {name: GOOD[name].subject() for name in options.subjects}
+    records = (
+        record
+        for seed in options.seeds
+        for record in judged(subjects, planned_cases(options.profile, seed, options.share))
+    )
+    largest, failed, ran = table(records)
+    for (check, dtype, tensor), value in sorted(largest.items()):
+        print(f"{check:18} {dtype:5} {tensor:14} {value:.2f}")
+    for line in failed:
+        print(f"FAILED {line}")
+    print(f"{ran} cases, {len(failed)} failed")
+    return int(bool(failed) or not ran)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
