@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qualify.records import EXECUTED, FAILURES, CaseRecord, Comparison, Verdict
@@ -337,34 +337,53 @@ def measured(case: CaseRecord) -> Iterator[tuple[str, list[Comparison]]]:
 
 
 @dataclass
-class BitRow:
-    """What was compared bit by bit under one name: how much of it, and how much of it differed."""
+class HeldRow:
+    """Comparisons without a budget: one name that failed somewhere, or all names of a check that held."""
 
     check: str
-    tensor: str
-    cases: int = 0
+    names: list[str]
     compared: int = 0
     failed: int = 0
     elements: float = 0.0
     differing: float = 0.0
 
+    def add(self, other: HeldRow) -> None:
+        """Takes in another row of the check."""
+        self.names += other.names
+        self.compared += other.compared
+        self.elements += other.elements
 
-def bit_rows(cases: Iterable[CaseRecord]) -> list[BitRow]:
-    """Exact comparisons by check and tensor, those that failed first."""
-    rows: dict[tuple[str, str], BitRow] = {}
+
+def held_rows(cases: Iterable[CaseRecord], wanted: Callable[[Comparison], bool]) -> list[HeldRow]:
+    """What holds or does not: names that failed one by one and first, those that held in one row for a check."""
+    single: dict[tuple[str, str], HeldRow] = {}
     for case in cases:
-        seen = set()
         for c in case.comparisons:
-            if c.kind == "exact":
-                row = rows.setdefault((case.check, family(c.tensor)), BitRow(case.check, family(c.tensor)))
+            if wanted(c):
+                name = family(c.tensor)
+                row = single.setdefault((case.check, name), HeldRow(case.check, [name]))
                 row.compared += 1
                 row.failed += not c.passed
                 row.elements += c.statistics.get("elements", 0.0)
                 row.differing += orderable(c.error)
-                seen.add(row.tensor)
-        for tensor in seen:
-            rows[case.check, tensor].cases += 1
-    return sorted(rows.values(), key=lambda r: (not r.failed, r.check, tensor_rank(r.tensor)))
+    held: dict[str, HeldRow] = {}
+    for row in sorted(single.values(), key=lambda r: (r.check, tensor_rank(r.names[0]))):
+        if not row.failed:
+            held.setdefault(row.check, HeldRow(row.check, [])).add(row)
+    failed = sorted(
+        (row for row in single.values() if row.failed), key=lambda r: (-r.failed, r.check, r.names)
+    )
+    return [*failed, *held.values()]
+
+
+def is_exact(comparison: Comparison) -> bool:
+    """Whether bits were compared."""
+    return comparison.kind == "exact"
+
+
+def is_property(comparison: Comparison) -> bool:
+    """Whether something was asserted that has no size."""
+    return comparison.kind not in SIZED
 
 
 def tensor_rows(cases: Iterable[CaseRecord]) -> list[TensorRow]:
@@ -381,28 +400,6 @@ def tensor_rows(cases: Iterable[CaseRecord]) -> list[TensorRow]:
 def tensor_rank(tensor: str) -> tuple[int, str]:
     """Sorts the eight tensors first, in their order, and stages after them by name."""
     return (TENSORS.index(tensor), "") if tensor in TENSORS else (len(TENSORS), tensor)
-
-
-@dataclass
-class Property:
-    """A property and how many cases it held in."""
-
-    name: str
-    check: str
-    held: int = 0
-    cases: int = 0
-
-
-def properties(cases: Iterable[CaseRecord]) -> list[Property]:
-    """What is judged without a size: each property with how often it held."""
-    table: dict[tuple[str, str], Property] = {}
-    for case in cases:
-        for c in case.comparisons:
-            if c.kind not in SIZED:
-                row = table.setdefault((case.check, c.tensor), Property(c.tensor, case.check))
-                row.held += c.passed
-                row.cases += 1
-    return sorted(table.values(), key=lambda p: (p.held == p.cases, p.check, p.name))
 
 
 def discrimination_matrix(rows: Iterable[TensorRow]) -> tuple[list[str], dict[tuple[str, str], float]]:
