@@ -104,7 +104,16 @@ def test_command_line_prints_each_record_and_fails_with_the_worst(tmp_path: Path
 def test_records_round_trip_and_shared_memory_is_held_against_the_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = BuildRecord("a", "k", "r", 86, 40, 0, 101_377, 101_376, {"fp32 division": {"div.rn.f32": 1}})
+    made = BuildRecord(
+        "a",
+        "k",
+        "r",
+        86,
+        registers=40,
+        shared_bytes=101_377,
+        shared_limit_bytes=101_376,
+        instructions={"fp32 division": {"div.rn.f32": 1}},
+    )
     assert not made.launchable
     monkeypatch.setattr(tier, "compile_build", lambda build, sm: made)
     out = tmp_path / "records.json"
