@@ -25,8 +25,9 @@ from kernels.qdq.host import device_of, sm_of
 
 Tensor = torch.Tensor
 
-SMALLEST_TILE = 32
-"""The smallest tile of K and V. Of 16 columns Triton 3.6.0 made wrong W and U on SM 9.0 (bf16, 4 warps)."""
+SMALLEST_TILE = 64
+"""The smallest padded K and V. Multiplying one left operand by bf16 tiles of 64 or more and of 32 columns in one
+kernel came out wrong on SM 9.0 with Triton 3.6.0 (K = 128, V = 32: U; K = 64, V = 32: dV), and so did 16 columns."""
 
 SOLVE_PRECISION = {"tf32": "tf32x3", "ieee": "ieee"}
 """Input precision -> precision of the products inside the triangular inverse: always that of fp32."""
