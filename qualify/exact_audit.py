@@ -279,6 +279,7 @@ def backward_chunk(audit: Audit, c: Chunk, n: Forward, ds: Tensor, sites: Sites)
     dv = audit.stored("dv", beta * du)
     dbeta = (du * v).sum(-1) + (dr * k).sum(-1) + (dlower * n.kk).sum(-1)
     flows = (dlower * n.kk * beta, dp * n.p)
+    audit.stored("flow", flows[0] + flows[1])
     cum = sum(
         ((flow.sum(-1) + flow.sum(-2)) for flow in flows),
         start=(beta * dr * k).sum(-1) + (read * Sum.of(c.q)).sum(-1) + (written * k).sum(-1),

@@ -154,11 +154,11 @@ def _draft(at: dict[str, str], numbers: Numbers) -> Draft:
     N, given = len(spans), at["initial"] == "given"
     sign = numbers.pick((1.0, -1.0), HV, K, V)
     k, minor = _keys(numbers, spans, K, w_on)
-    q = _queries(numbers, start, K, w_on) * numbers.pick((1.0, -1.0), start, HEADS, 1)
+    q = _queries(numbers, spans, k, w_on) * numbers.pick((1.0, -1.0), start, HEADS, 1)
     beta = numbers.pick((0.5, 1.0), start, HV)
     wish, effort = _wishes(numbers, (start, HV, V), fmt, lean)
     if w_on:  # what an element between the codes writes in a lean column would cost its pairs too many bits
-        odd = torch.frexp(minor.abs().amax(-1)).mantissa != 0.5
+        odd = (k.abs() == 0.875).any(-1)
         effort[odd.repeat_interleave(HV // HEADS, 1)[..., None] & lean] = 0
     if not given:
         _first_writes(spans, k, minor, beta)
@@ -212,13 +212,24 @@ def _columns(numbers: Numbers, HV: int, V: int, block: int, fmt: str) -> tuple[T
     return guard, unit, lean
 
 
-def _queries(numbers: Numbers, tokens: int, K: int, w_on: bool) -> Tensor:
-    """Rows with one element 1, `[tokens, H, K]`; seldom where W's second elements have many bits."""
+def _queries(numbers: Numbers, spans: list[tuple[int, int]], keys: Tensor, w_on: bool) -> Tensor:
+    """Rows with one element 1, `[tokens, H, K]`; seldom where W's second elements have many bits.
+
+    With the W site on, two later tokens of its chunk read the seven of each key that has one: through them
+    the gradient of its V', and with it the rounded row of W, is seen.
+    """
+    tokens, _, K = keys.shape
     where = (numbers.uniform(tokens, HEADS) * K).floor().long()
     if w_on:
         rows = WRows.of(K)
         moved = (where >= rows.rich) & (where < rows.plain) & (numbers.uniform(tokens, HEADS) < 0.9)
         where = torch.where(moved, where - rows.rich + 1, where)
+        draws = numbers.uniform(tokens, HEADS, 2)
+        for first, size in _chunks(spans):
+            sevens = keys[first : first + size].abs() == 0.875
+            for t, head, row in sevens.nonzero().tolist():
+                later = (t + (draws[first + t, head] * (size - t)).floor().long() + first).tolist()
+                where[later, head] = row
     return torch.nn.functional.one_hot(where, K).double()
 
 
@@ -486,6 +497,8 @@ VALUES = frozenset(
     ["beta_v", "u", "ws", "v_new", "residual", "ks", "v_new_residual", "o", "o_state", "o_chunk"]
 )
 """Tensors by what is to blame for them; all others are gradients."""
+SUMMARIES = frozenset(["dg", "dbeta"])
+"""Gradients that blame a whole head; what made them wide is blamed first."""
 
 
 def _kind(fault: Fault) -> str:
@@ -497,6 +510,8 @@ def _kind(fault: Fault) -> str:
 def _repair(draft: Draft, faults: list[Fault], numbers: Numbers, turns: dict[str, int]) -> None:
     """Takes away something, at random, from what does not fit: keys first, then values, then gradients."""
     kind = next(kind for kind in turns if any(_kind(fault) == kind for fault in faults))
+    if any(fault.name not in SUMMARIES for fault in faults):
+        faults = [fault for fault in faults if fault.name not in SUMMARIES]
     for fault in faults:
         if _kind(fault) != kind:
             continue
@@ -586,7 +601,8 @@ def _drop_gradients(draft: Draft, fault: Fault, numbers: Numbers, turn: int) -> 
     share = 0.5 if int(fault.bad.sum()) < 20 else min(1.0, 0.3 + turn / 40)
     chosen = _coins(numbers, tokens, share + 0.1)
     if turn % 2 == 0 or turn > 8:
-        draft.effort[here] -= (chosen.T[..., None] & draft.lean & (draft.effort[here] > 0)).long()
+        tired = _coins(numbers, chosen, 0.4).T[..., None] & draft.lean & (draft.effort[here] > 0)
+        draft.effort[here] -= tired.long()
     chained = _reached(notes.paths.size, chosen) | chosen
     readers = _reached(notes.p.size, chained) | chosen
     rows = torch.einsum("hck,hc->hk", keys.double(), chained.double()) > 0
@@ -619,12 +635,12 @@ def _blamed(draft: Draft, fault: Fault, keys: Tensor, turn: int) -> Tensor:
     tokens = bad.any(-1)
     if bad.shape[-1] == size and fault.name in PAIRS:
         return tokens | bad.any(-2) if turn % 2 else tokens
-    if bad.shape[-1] == keys.shape[-1]:
+    if bad.shape[-1] == keys.shape[-1] and turn > 5:
         return tokens | (torch.einsum("hck,hk->hc", meeting, bad.any(1).double()) > 0)
     return tokens
 
 
-PAIRS = frozenset(["dinverse", "dinverse_half", "dlower_inverse", "dlower", "dkk", "dp"])
+PAIRS = frozenset(["dinverse", "dinverse_half", "dlower_inverse", "dlower", "dkk", "dp", "flow"])
 """Gradients of one token's meeting another."""
 
 

@@ -1,0 +1,1 @@
+"""The exact tier of the judge, judged."""
