@@ -4,12 +4,19 @@ A kernel folder lists its `Build`s: one kernel with one launch row, one set of a
 `compile_build` turns one of them into machine code for one SM, in this process. `compile_tier` does it for a
 list in a child process, where Triton's interpreter is off and a compiler crash takes nothing down.
 
-    python -m kernels.compile_tier kernels.qdq.builds --sm 80 --sm 90
+Compiling takes about a second each. What came out of it for the main builds is kept in `compiled.json`, each
+record under a key: the digest of the kernel's source and of all that it calls, of its types, constants and
+options, the SM and the versions of the compilers. Where the key is another one, the build is compiled; and
+all are compiled where the smallest recorded one comes out otherwise now.
+
+    python -m kernels.compile_tier kernels.qdq.builds kernels.gdn.builds --jobs 8      every build, judged
+    python -m kernels.compile_tier kernels.qdq.builds --sm 80 --main --out FILE        the main ones, recorded
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import json
 import os
@@ -19,16 +26,22 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kernels.launch import LaunchRow, rows_of
+from kernels.spills import allowance
 
 SHARED_LIMIT_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 """SM -> the most shared memory that one block may ask for (CUDA programming guide, compute capabilities)."""
 
 ARCHITECTURES = tuple(SHARED_LIMIT_BYTES)
+
+RECORDED = Path(__file__).with_name("compiled.json")
+"""What came out of compiling the main builds, by key."""
 
 FAMILIES = {
     "fp8 conversion": r"cvt\.[\w.]*e4m3[\w.]*",
@@ -80,12 +93,14 @@ class BuildRecord:
         stack_bytes: of one thread; not 0 when values were spilled to memory.
         shared_bytes: of one block, against the architecture's `shared_limit_bytes`.
         instructions: family -> PTX instruction -> how often it appears.
+        key: digest of all that the result depends on.
     """
 
     name: str
     kernel: str
     row: str
     sm: int
+    key: str = ""
     registers: int = 0
     stack_bytes: int = 0
     shared_bytes: int = 0
@@ -120,7 +135,7 @@ def compile_build(build: Build, sm: int) -> BuildRecord:
         raise ValueError(
             f"sm must be one of {ARCHITECTURES}, got {sm}; add its shared memory limit to the table"
         )
-    record = BuildRecord(build.name, build.kernel, build.row, sm)
+    record = BuildRecord(build.name, build.kernel, build.row, sm, key_of(build, sm))
     row = row_named(build)
     try:
         compiled = triton.compile(
@@ -139,18 +154,66 @@ def compile_build(build: Build, sm: int) -> BuildRecord:
     )
 
 
+def key_of(build: Build, sm: int) -> str:
+    """The digest of all that the outcome of `compile_build` depends on; of no use in the interpreter."""
+    import triton
+
+    parts = (ast_source(build).hash(), sm, sorted(row_named(build).options().items()), triton.__version__)
+    return hashlib.sha256(repr((*parts, compiler_version(sm))).encode()).hexdigest()
+
+
+@cache
+def compiler_version(sm: int) -> str:
+    """The version of the assembler that Triton calls for an SM."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    return str(get_ptxas(sm).version)
+
+
+def fault(record: BuildRecord) -> str:
+    """What is wrong with a build, in one line; empty when it can be launched and spills what it may."""
+    if record.error:
+        return f"a build must compile, got {record.error}"
+    if record.shared_bytes > record.shared_limit_bytes:
+        return (
+            f"a block must fit {record.shared_limit_bytes} B of shared memory, got {record.shared_bytes}; "
+            f"take smaller tiles or fewer stages"
+        )
+    allowed = allowance(record.row, record.sm)
+    if record.stack_bytes > allowed.stack_bytes:
+        return (
+            f"a thread must not spill more than {allowed.stack_bytes} B, got {record.stack_bytes}; take "
+            f"smaller tiles or more warps, or justify it in the table of spills"
+        )
+    return ""
+
+
+def main_builds(builds: Iterable[Build]) -> list[Build]:
+    """The first build of each row and conversion: builds are listed with the main shape first."""
+    chosen: dict[tuple[str, Any], Build] = {}
+    for build in builds:
+        chosen.setdefault((build.row, build.constexprs.get("CONVERSION")), build)
+    return list(chosen.values())
+
+
 def compile_tier(
-    module: str,
+    *modules: str,
     sms: Iterable[int] = ARCHITECTURES,
     names: Iterable[str] | None = None,
+    main_only: bool = False,
+    recorded: Path | None = None,
+    jobs: int = 1,
     timeout_s: float = 600.0,
 ) -> list[BuildRecord]:
-    """Compiles the `BUILDS` of a module for each SM that they are for, in a child process.
+    """Compiles the `BUILDS` of some modules for each SM that they are for, in a child process.
 
     Args:
-        module: dotted name of a module with `BUILDS`.
+        modules: dotted names of modules with `BUILDS`.
         sms: architectures, such as 90 for SM 9.0.
         names: only the builds with these names; None takes all.
+        main_only: only the main build of each launch row and conversion.
+        recorded: records of an earlier run, used where their keys are the same.
+        jobs: how many processes compile.
         timeout_s: how long the child may take.
 
     Raises:
@@ -159,9 +222,12 @@ def compile_tier(
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "builds.json"
-        command = [sys.executable, "-m", "kernels.compile_tier", module, "--out", str(out)]
+        command = [sys.executable, "-m", "kernels.compile_tier", *modules, "--out", str(out)]
         command += [part for sm in sms for part in ("--sm", str(sm))]
         command += [part for name in names or () for part in ("--name", name)]
+        command += ["--main"] if main_only else []
+        command += ["--recorded", str(recorded)] if recorded else []
+        command += ["--jobs", str(jobs)]
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         child = subprocess.run(
@@ -169,8 +235,23 @@ def compile_tier(
         )
         if child.returncode or not out.exists():
             tail = "\n".join((child.stderr or child.stdout).splitlines()[-5:])
-            raise RuntimeError(f"compiling {module} must end with 0, got {child.returncode}: {tail}")
-        return [BuildRecord(**row) for row in json.loads(out.read_text())]
+            raise RuntimeError(
+                f"compiling {', '.join(modules)} must end with 0, got {child.returncode}: {tail}"
+            )
+        return read_records(out)
+
+
+def read_records(path: Path) -> list[BuildRecord]:
+    """The records in a file; none where there is no file."""
+    return [BuildRecord(**row) for row in json.loads(path.read_text())] if path.exists() else []
+
+
+def write_records(path: Path, records: Iterable[BuildRecord]) -> None:
+    """Writes records, one on a line, in an order of their own."""
+    lines = [
+        json.dumps(asdict(record), sort_keys=True) for record in sorted(records, key=lambda r: (r.name, r.sm))
+    ]
+    path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def row_named(build: Build) -> LaunchRow:
@@ -250,37 +331,69 @@ def builds_of(module: str) -> tuple[Build, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compiles what the command line names; 1 when something cannot be launched."""
+    """Compiles what the command line names; 1 when something is wrong with a build."""
     parser = argparse.ArgumentParser(prog="python -m kernels.compile_tier", description=__doc__)
-    parser.add_argument("module", help="a module with BUILDS")
+    parser.add_argument("modules", nargs="+", help="modules with BUILDS")
     parser.add_argument("--sm", type=int, action="append", help="an architecture; default: all")
     parser.add_argument("--name", action="append", help="only this build; default: all")
+    parser.add_argument("--main", action="store_true", help="only the main build of each row and conversion")
+    parser.add_argument("--recorded", type=Path, help="take records from there where their keys are the same")
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes compile")
     parser.add_argument("--out", type=Path, help="write the records there as JSON, and end with 0")
     options = parser.parse_args(arguments)
-    builds = [b for b in builds_of(options.module) if options.name is None or b.name in options.name]
-    records = [
-        compile_build(build, sm)
+    builds = [b for module in options.modules for b in builds_of(module)]
+    builds = main_builds(builds) if options.main else builds
+    wanted = [
+        (build, sm)
         for build in builds
+        if options.name is None or build.name in options.name
         for sm in options.sm or ARCHITECTURES
-        if sm >= build.min_sm
-        and row_named(build).fits(sm, {k: v[0] for k, v in row_named(build).where.items()})
+        if is_for(build, sm)
     ]
+    known = {record.key: record for record in read_records(options.recorded)} if options.recorded else {}
+    records = made(wanted, known, options.jobs)
     if options.out is not None:
-        options.out.write_text(json.dumps([asdict(record) for record in records], indent=1))
+        write_records(options.out, records)
         return 0
     for record in records:
         print(summary(record))
-    return 0 if all(record.launchable for record in records) else 1
+    return 1 if any(fault(record) for record in records) else 0
+
+
+def is_for(build: Build, sm: int) -> bool:
+    """Whether a build is for an SM, and so is its row."""
+    row = row_named(build)
+    return sm >= build.min_sm and row.sm[0] <= sm <= row.sm[1]
+
+
+def made(
+    wanted: Sequence[tuple[Build, int]], known: Mapping[str, BuildRecord], jobs: int
+) -> list[BuildRecord]:
+    """The records of builds in the order given: known by their keys, or compiled now."""
+    keys = [key_of(build, sm) if known else "" for build, sm in wanted]
+    found = {key: pair for key, pair in zip(keys, wanted, strict=True) if key in known}
+    if found:
+        smallest = min(found, key=lambda key: known[key].registers)
+        known = known if compile_build(*found[smallest]) == known[smallest] else {}
+    left = [pair for pair, key in zip(wanted, keys, strict=True) if key not in known]
+    builds, sms = [build for build, _ in left], [sm for _, sm in left]
+    if jobs > 1 and len(left) > 1:
+        with ProcessPoolExecutor(min(jobs, len(left))) as pool:
+            compiled = iter(list(pool.map(compile_build, builds, sms)))
+    else:
+        compiled = iter([compile_build(build, sm) for build, sm in left])
+    return [known[key] if key in known else next(compiled) for key in keys]
 
 
 def summary(record: BuildRecord) -> str:
     """One line about a record."""
     if record.error:
         return f"SM {record.sm} {record.name}: {record.error}"
+    wrong = fault(record)
     return (
         f"SM {record.sm} {record.name}: {record.registers} registers, {record.stack_bytes} B stack, shared "
         f"{record.shared_bytes} of {record.shared_limit_bytes} B, {dict(record.of('fp8 conversion'))}, "
-        f"{dict(record.of('global load'))}"
+        f"{dict(record.of('global load'))}" + (f": {wrong}" if wrong else "")
     )
 
 

@@ -63,7 +63,7 @@ class CheckRow:
         run: dotted path of `run(case, subject) -> CheckOutput`, written `package.module:function`.
         because: why the check exists.
         needs: what the subject must offer, all of them: `chunk_gated_delta_rule`, `qdq_state`, `qdq_w`,
-            `stages`, `launch_rows`. A subject without one is recorded as unsupported.
+            `stages`, `launch_rows`, `builds`. A subject without one is recorded as unsupported.
         axes: axis -> levels that the check varies, a subset of the table of axes (or an axis of the check's
             own, whose levels only it knows). The axis `sm` is added to every row: each SM of the profile gets
             its own cover, and `case.levels["sm"]` says where the case runs (`cpu`, `sm80`, ...). `regime` is

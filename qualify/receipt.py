@@ -75,7 +75,7 @@ def receipt_of(plan: Plan, log: Log) -> dict[str, Any]:
         "waivers": [],
         "gates": [],
         "comparison": None,
-        "compile_tier": [],
+        "compile_tier": [_compiled(r, c) for r in records for c in r.comparisons if c.kind == "build"],
         "manifest": {},
     }
     body = jsonable(body)
@@ -252,6 +252,22 @@ def _discrimination(exclusion: Exclusion) -> dict[str, Any]:
             for case_id, tensor, kind, value in exclusion.evidence
         ],
         "because": "" if exclusion.evidence else "no comparison that passed tells it apart",
+    }
+
+
+def _compiled(record: CaseRecord, build: Comparison) -> dict[str, Any]:
+    kernel, _, variant = build.tensor.partition(":")
+    sm = int(record.levels["target"].removeprefix("sm"))
+    return {
+        "kernel": kernel,
+        "sm": f"{sm // 10}.{sm % 10}",
+        "variant": variant,
+        "registers": int(build.statistics["registers"]),
+        "spills": int(build.statistics["spilled_bytes"]),
+        "shared_bytes": int(build.statistics["shared_bytes"]),
+        "conversion": build.derivation.partition("; ")[0],
+        "passed": build.passed,
+        "because": build.because,
     }
 
 

@@ -9,6 +9,7 @@ A subject is a namespace. It offers some of::
     qdq_state(state, *, block_v=64, fmt="e4m3")      qdq_w(w, *, fmt="e4m3")
     stages(...)             same arguments as the op; returns {stage name: tensor}
     LAUNCH_ROWS             names of launch configurations; force_launch_row(name) is a context manager
+    BUILDS                  names of modules that list what is compiled for every architecture
     CAPABILITIES            devices, dtypes, formats, block_v, min_sm, features; absent: try everything
     ARITHMETIC              carrier -> precision of matmul operands: ieee, tf32, bf16, fp16; absent: usual
     DETERMINISTIC           False when repeated calls may differ
@@ -54,6 +55,7 @@ class Subject:
     qdq_w: Callable[..., Any] | None = None
     stages: Callable[..., Any] | None = None
     launch_rows: tuple[str, ...] = ()
+    builds: tuple[str, ...] = ()
     force_launch_row: Callable[[str], Any] | None = None
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     arithmetic: Mapping[str, str] = field(default_factory=lambda: dict(USUAL_ARITHMETIC))
@@ -79,6 +81,7 @@ def subject_from_module(module: ModuleType | Any, name: str, origin: str = "") -
         qdq_w=_function(module, "qdq_w"),
         stages=_function(module, "stages"),
         launch_rows=tuple(map(str, getattr(module, "LAUNCH_ROWS", ()) or ())),
+        builds=tuple(map(str, getattr(module, "BUILDS", ()) or ())),
         force_launch_row=_function(module, "force_launch_row"),
         capabilities=dict(getattr(module, "CAPABILITIES", {}) or {}),
         arithmetic={**USUAL_ARITHMETIC, **_arithmetic(getattr(module, "ARITHMETIC", {}) or {})},
@@ -99,7 +102,7 @@ def _arithmetic(declared: Mapping[Any, Any]) -> dict[str, str]:
 
 GROUP = "gdn_qualify.subjects"
 
-OFFERS = ("chunk_gated_delta_rule", "qdq_state", "qdq_w", "stages", "launch_rows")
+OFFERS = ("chunk_gated_delta_rule", "qdq_state", "qdq_w", "stages", "launch_rows", "builds")
 """What a subject may offer and a check may need."""
 
 

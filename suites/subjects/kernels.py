@@ -19,6 +19,7 @@ CAPABILITIES = {
     "min_sm": 80,
 }
 LAUNCH_ROWS = tuple(row.name for row in launch.rows_of())
+BUILDS = ("kernels.qdq.builds", "kernels.gdn.builds")
 
 __all__ = [
     "chunk_gated_delta_rule",
