@@ -40,6 +40,7 @@ GPUS: Mapping[str, Gpu] = {
     "qualify-sm89": Gpu("sm89", 8, 9),
     "qualify-h100": Gpu("h100", 9, 0),
     "qualify-b200": Gpu("b200", 10),
+    "qualify-megatron": Gpu("megatron", 9, 0),
 }
 
 
@@ -101,16 +102,30 @@ def qualify_b200(session: nox.Session) -> None:
     qualify_gpu(session)
 
 
+@nox.session(name="qualify-megatron")
+def qualify_megatron(session: nox.Session) -> None:
+    """Qualify the adapters inside a Megatron training step, on as many SM 9.0 GPUs as there are."""
+    needed_gpu(session)
+    install(session, ".[megatron,modelopt,fla,sign]", constraints=CUDA)
+    session.run("python", "-m", "suites.megatron.run", *session.posargs)
+
+
 def qualify_gpu(session: nox.Session) -> None:
-    """Ends the session at once on other hardware; otherwise installs what is pinned and qualifies."""
+    """Installs what is pinned and qualifies the kernels on the session's GPU."""
+    needed = needed_gpu(session)
+    install(session, ".[sign]", constraints=CUDA)
+    qualify(session, needed.profile, "kernels")
+
+
+def needed_gpu(session: nox.Session) -> Gpu:
+    """What the session needs; on other hardware it ends at once and says what it found."""
     needed = GPUS[session.name]
     found = gpus()
     if not found or not all(needed.fits(capability) for _, capability in found):
         wanted = f"SM {needed.major}.{'x' if needed.minor is None else needed.minor}"
         seen = ", ".join(f"{name} (SM {major}.{minor})" for name, (major, minor) in found) or "no GPU"
         session.error(f"{session.name} needs GPUs of {wanted}, found {seen}; run the session for that GPU")
-    install(session, ".[sign]", constraints=CUDA)
-    qualify(session, needed.profile, "kernels")
+    return needed
 
 
 def qualify(session: nox.Session, profile: str, *subjects: str) -> None:
