@@ -31,6 +31,7 @@ from suites.megatron import checks, model, run, world
 from suites.megatron.faults import FAULTS
 from suites.megatron.tables import CELLS, SCOPE, TABLES
 from suites.megatron.world import Finding, Request
+from suites.selfcheck.adapters import standins
 from suites.selfcheck.adapters.standins import Held, Model, chunk_gated_delta_rule
 
 Tensor = torch.Tensor
@@ -95,6 +96,30 @@ def test_every_planted_fault_is_caught(fault: str) -> None:
     scenario, adapter = FAULTS[fault]
     assert failing(scenario, adapter)
     assert failing(scenario, megatron) == []
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_off_is_judged_where_the_frameworks_own_backward_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Tensor) -> None:
+        raise RuntimeError("not on this GPU")
+
+    def refusing(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, None]:
+        o, _ = chunk_gated_delta_rule(q, k, v)
+        if o.requires_grad:
+            o.register_hook(refuse)
+        return o, None
+
+    def unrounded(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, None]:
+        return chunk_gated_delta_rule(q, k, v)
+
+    refusing.__name__ = unrounded.__name__ = "chunk_gated_delta_rule"
+    monkeypatch.setattr(standins, "chunk_gated_delta_rule", refusing)
+    monkeypatch.setattr(kernels.gdn, "chunk_gated_delta_rule", unrounded)
+    found = list(world.off(Request("off", "none", "none", 1, False, megatron)))
+    assert [f.what for f in found if not f.error <= f.budget] == []
+    assert any("RuntimeError: not on this GPU" in f.what for f in found)
+    _, adapter = FAULTS["rounds_when_off"]
+    assert any("gradient" in what for what in failing("off", adapter))
 
 
 @pytest.mark.usefixtures("stand_ins")
