@@ -4,7 +4,7 @@
     python -m kernels.bench.gdn --rows                   every launch row forced: time and error
     python -m kernels.bench.gdn --out DIR                the table of times, with the error of each timed call
 
-The oracle is named, not imported: `--oracle module:function`, called as the op is and differentiated by autograd.
+The oracle is named, not imported: `--oracle module:function`, called as the op is, then differentiated.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def smoke_configs() -> list[Config]:
         Config("ieee", fp32, precision="ieee"),
     ]
     sizes = [Config(f"{k}x{v}", d, K=k, V=v) for d in (bf16, fp32) for k, v in
-             ((16, 16), (32, 64), (64, 64), (64, 128), (100, 48), (128, 256), (192, 64), (256, 128))]  # fmt: skip
+             ((16, 16), (32, 64), (64, 32), (64, 64), (64, 128), (100, 48), (128, 32), (128, 256), (192, 64),
+              (256, 128))]  # fmt: skip
     tails = [Config(f"T{t}", T=t, HV=2, K=64, V=64) for t in (1, 15, 63, 64, 65, 129, 145)]
     packed = [
         Config("packed", d, T=400, lengths=(1, 0, 64, 130, 5, 200), K=64, V=64, v_first=v)
@@ -319,7 +320,8 @@ def measure(config: Config, oracle: Op, repeats: int) -> list[dict[str, Any]]:
 def table(results: list[dict[str, Any]]) -> str:
     """The results as text."""
     lines = [
-        f"{'shape':12} {'subject':26} {'forward ms':>10} {'fwd+bwd ms':>10} {'first s':>8} {'peak MiB':>9}  worst"
+        f"{'shape':12} {'subject':26} {'forward ms':>10} {'fwd+bwd ms':>10} {'first s':>8} {'peak MiB':>9}  "
+        "worst"
     ]
     for row in results:
         if "error" in row:
@@ -328,8 +330,8 @@ def table(results: list[dict[str, Any]]) -> str:
         worst = max(row.get("errors", {"-": float("nan")}).items(), key=lambda item: item[1])
         lines.append(
             f"{row['shape']:12} {row['subject']:26} {row['forward']['median_ms']:10.3f} "
-            f"{row['forward+backward']['median_ms']:10.3f} {row['first_call_s']:8.1f} {row['peak_mib']:9.0f}  "
-            f"{worst[0]} {worst[1]:.1e}"
+            f"{row['forward+backward']['median_ms']:10.3f} {row['first_call_s']:8.1f} "
+            f"{row['peak_mib']:9.0f}  {worst[0]} {worst[1]:.1e}"
         )
     return "\n".join(lines)
 

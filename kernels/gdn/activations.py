@@ -1,6 +1,7 @@
 """The activations that the op can apply to its inputs, differentiable, in fp32.
 
-Source: the gated delta rule's layer (Yang et al., Gated Delta Networks, 2024); Mamba2's gate for A_log, dt_bias.
+Source: the gated delta rule's layer (Yang et al., Gated Delta Networks, 2024); Mamba2's gate for A_log and
+dt_bias.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def l2norm(x: Tensor) -> Tensor:
 
 
 def gate(g: Tensor, A_log: Tensor, dt_bias: Tensor | None) -> Tensor:
-    """The log decay `-exp(A_log) * softplus(g + dt_bias)`, fp32; softplus is exact for any size of its argument.
+    """The log decay `-exp(A_log) * softplus(g + dt_bias)`, fp32; softplus is exact for any argument.
 
     Args:
         g: `[B, T, HV]`, any float dtype.

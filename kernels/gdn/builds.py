@@ -1,7 +1,7 @@
 """The specialisations of the kernels of the chunk form that are compiled for every architecture.
 
-One `Shape` is what launches differ in. Every launch row is built with the shapes that it is for, and each shape
-with the row that `row_for` would choose.
+One `Shape` is what launches differ in. Every launch row is built with the shapes that it is for, and each
+shape with the row that `row_for` would choose.
 """
 
 from __future__ import annotations

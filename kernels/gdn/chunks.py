@@ -22,8 +22,8 @@ class Chunks:
         length: T, the length of every sequence when they are not packed.
         per_sequence: chunks of every sequence when they are not packed.
         cu_seqlens: `[N + 1]` boundaries, or None.
-        table: `[count, 2]` int32 (sequence, chunk inside it), or None. An entry past the last chunk of the last
-            sequence names a chunk without rows.
+        table: `[count, 2]` int32 (sequence, chunk inside it), or None. An entry past the last chunk of the
+            last sequence names a chunk without rows.
         offsets: `[N]` int32, number of each sequence's first chunk, or None.
     """
 

@@ -26,8 +26,9 @@ from kernels.qdq.host import device_of, sm_of
 Tensor = torch.Tensor
 
 SMALLEST_TILE = 64
-"""The smallest padded K and V. Multiplying one left operand by bf16 tiles of 64 or more and of 32 columns in one
-kernel came out wrong on SM 9.0 with Triton 3.6.0 (K = 128, V = 32: U; K = 64, V = 32: dV), and so did 16 columns."""
+"""The smallest padded K and V. Multiplying one left operand by bf16 tiles of 64 or more and of 32 columns in
+one kernel came out wrong on SM 9.0 with Triton 3.6.0 (K = 128, V = 32: U; K = 64, V = 32: dV), and so did
+tiles of 16."""
 
 SOLVE_PRECISION = {"tf32": "tf32x3", "ieee": "ieee"}
 """Input precision -> precision of the products inside the triangular inverse: always that of fp32."""
@@ -37,7 +38,7 @@ OPERANDS = {
     torch.float16: ("fp32", tl.float32, torch.float32),
     torch.float32: ("fp32", tl.float32, torch.float32),
 }
-"""Carrier -> matmul operands: their name in the launch table, their Triton dtype, the dtype they are stored in.
+"""Carrier -> matmul operands: name in the launch table, Triton dtype, the dtype in which they are stored.
 
 fp16 widens to fp32 (TF32 holds it exactly): a state, V' or gradient of theirs may exceed the range of fp16.
 """
@@ -65,7 +66,7 @@ class Settings:
 
 def padded(size: int) -> int:
     """The extent of a tile that holds `size` columns."""
-    return max(SMALLEST_TILE, triton.next_power_of_2(size))
+    return max(SMALLEST_TILE, int(triton.next_power_of_2(size)))
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What one chunk is reduced to: cumulative gate, X = (I + L)^-1, W (rounded when its site is on) and U."""
+    """What one chunk is reduced to: cumulative gate, X = (I + L)^-1, W (rounded when its site is on), U."""
 
     gate_sums: Tensor
     inverse: Tensor
@@ -189,8 +190,8 @@ def prepare(
 
 @dataclass(frozen=True)
 class StatePass:
-    """What the pass over the state leaves: S at the entry of each chunk (rounded, `[chunks, HV, K, V]`), V', the
-    final state or None, and S' before rounding or None."""
+    """What the pass over the state leaves: S at the entry of each chunk (rounded, `[chunks, HV, K, V]`), V',
+    the final state or None, and S' before rounding or None."""
 
     states: Tensor
     v_new: Tensor
@@ -214,9 +215,10 @@ def state_pass(
         state_pass_kernel[(programs,)](
             k, prepared.w, prepared.u, prepared.gate_sums, initial_state, states, v_new, final, raw,
             c.offsets, c.cu_seqlens, *call.shape(), *call.state_strides(),
-            BK=padded(call.K), BV=tile, HALVES=row.meta.get("HALVES", 1), STATE_FORMAT=s.state_format or "none",
-            CONVERSION=call.conversion(s.state_format), HAS_INITIAL=initial_state is not None,
-            WRITE_FINAL=write_final, WRITE_RAW=write_raw, **call.constants(), **row.options(),
+            BK=padded(call.K), BV=tile, HALVES=row.meta.get("HALVES", 1),
+            STATE_FORMAT=s.state_format or "none", CONVERSION=call.conversion(s.state_format),
+            HAS_INITIAL=initial_state is not None, WRITE_FINAL=write_final, WRITE_RAW=write_raw,
+            **call.constants(), **row.options(),
         )  # fmt: skip
     return StatePass(states, v_new, final, raw)
 
@@ -278,7 +280,7 @@ def backward(
     cu_seqlens: Tensor | None, saved: tuple[Tensor, Tensor, Tensor | None], do: Tensor, dht: Tensor | None,
     settings: Settings,
 ) -> Gradients:  # fmt: skip
-    """The gradients at the rounded W and S. U, V' and the states are made again by the forward's own kernels."""
+    """The gradients at the rounded W and S. U, V' and the states are made again by the forward's kernels."""
     call = Call.of(q, v, cu_seqlens, settings)
     with device_of(q):
         prepared = prepare(call, k, v, g, beta, None, saved)

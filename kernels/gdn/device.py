@@ -64,7 +64,7 @@ def locate_sequence(sequence, chunk_offsets, cu_seqlens, T, chunks_per_sequence,
 
 @triton.jit
 def bound(n):
-    """A loop bound. The interpreter's scalars are arrays of one element, which numpy no longer takes for a number."""
+    """A loop bound. The interpreter's scalars are arrays of one element, not numbers for numpy."""
     if INTERPRET:
         return n.handle.data.item()
     else:
@@ -123,11 +123,11 @@ def matmul(a, b, PRECISION: tl.constexpr):
 def divide_by_one(x, scale):
     """x / scale rounded once, for a [1, 1] scale and |x| up to 448 times it.
 
-    The scale is brought into [1, 2) by a power of two and its reciprocal rounded once; the quotient is corrected
-    twice by its remainder, the second time from within an ulp, which rounds it as a division does (Markstein,
-    1990). A quotient that is too small to matter may lose bits. One `div.rn` for each element instead costs a
-    branch and a call each, and the registers that calls clobber. The interpreter rounds an fma twice, so there
-    this is a division.
+    The scale is brought into [1, 2) by a power of two and its reciprocal rounded once; the quotient is
+    corrected twice by its remainder, the second time from within an ulp, which rounds it as a division does
+    (Markstein, 1990). A quotient that is too small to matter may lose bits. A `div.rn` for each element costs
+    a branch and a call instead, and the registers that calls clobber. The interpreter rounds an fma twice, so
+    there this is a division.
     """
     if INTERPRET:
         return divide(x, scale)
@@ -160,8 +160,8 @@ def round_state(x, amax_bits, FMT: tl.constexpr, CONVERSION: tl.constexpr):
 def decay_between(later, earlier, mask):
     """exp(later - earlier) where the mask holds, else 0.
 
-    Masked before exp: no positive exponent is formed. The mask leaves out rows past the end of the chunk, whose
-    gate reads as 0.
+    Masked before exp: no positive exponent is formed. The mask leaves out rows past the end of the chunk,
+    whose gate reads as 0.
     """
     return tl.where(mask, tl.exp(tl.where(mask, later - earlier, 0.0)), 0.0)
 
@@ -170,7 +170,7 @@ def decay_between(later, earlier, mask):
 def invert_diagonal_blocks(lower):
     """The inverses of the 16 x 16 diagonal blocks of I + lower, as one block-diagonal [64, 64] matrix.
 
-    Forward substitution by columns: row i of the inverse loses lower[i, j] times row j, for j = 0..14 in turn.
+    Forward substitution by columns: row i of the inverse loses lower[i, j] times row j, for j = 0..14.
     """
     block = tl.arange(0, 4)
     i = tl.arange(0, 16)
@@ -189,7 +189,7 @@ def invert_diagonal_blocks(lower):
 def invert_unit_lower(lower, SOLVE_PRECISION: tl.constexpr):
     """(I + lower)^-1 for a strictly lower triangular [64, 64] tile, exact up to fp32 rounding.
 
-    Diagonal blocks by substitution, then [[P, 0], [M, R]]^-1 = [[P', 0], [-R' M P', R']], from 16 to 32 to 64.
+    Diagonal blocks by substitution, then [[P, 0], [M, R]]^-1 = [[P', 0], [-R' M P', R']], for 16, then 32.
     """
     i = tl.arange(0, 64)
     inverse = invert_diagonal_blocks(lower)

@@ -4,9 +4,9 @@
     dQ = scale exp(G) dO S^T + dP K                dK = exp(G_last - G) V' dS'^T + dP^T Q        dW = -dV' S^T
     dG = q . dQ - k . dK,    dG_last += exp(G_last) <S, dS'> + sum(k . exp(G_last - G) V' dS'^T)
 
-(The row and column sums of dP * Q K^T are q . dP K and k . dP^T Q.) dP^T is made as V' dO^T, never as the transpose of an accumulator. A program takes one K tile and adds the value
-heads of its q/k head in order, so grouped heads need neither copies nor atomics. dG is linear in the K tiles:
-each program stores its share.
+The row and column sums of dP * Q K^T are q . dP K and k . dP^T Q. dP^T is made as V' dO^T, never as the
+transpose of an accumulator. A program takes one K tile and adds the value heads of its q/k head in order, so
+grouped heads need neither copies nor atomics. dG is linear in the K tiles: each program stores its share.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -55,7 +55,7 @@ def outer_gradient_kernel(
     K: tl.constexpr, V: tl.constexpr, BKT: tl.constexpr, BV: tl.constexpr,
     MMA: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (chunks * H * K tiles,). `dk` is fp32 and lacks what comes through W and U; `dW` is an operand."""
+    """Grid: (chunks * H * K tiles,). `dk` is fp32 and lacks what comes through W and U."""
     program = tl.program_id(0).to(tl.int64)
     tiles: tl.constexpr = (K + BKT - 1) // BKT
     tile, chunk_head = (program % tiles).to(tl.int32), program // tiles

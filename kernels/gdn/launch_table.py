@@ -3,8 +3,8 @@
 Facts that a row may ask about: `operand` (bf16 or fp32 matmul operands), `K` and `V` (padded to powers of
 two), `tile` (the V tile of the state: block_v when the state site is on, 0 when the row may choose).
 
-Meta: BKT and BV are tiles of K and V, BH a block of heads, HALVES in how many parts a scale group is worked on. The first row that fits is taken; the others are
-for measuring and for a judge that forces every row.
+Meta: BKT and BV are tiles of K and V, BH a block of heads, HALVES in how many parts a scale group is worked
+on. The first row that fits is taken; the others are for measuring and for a judge that forces every row.
 """
 
 from __future__ import annotations
@@ -50,61 +50,120 @@ ROWS = register(
         _row("gdn_prepare", "bf16-w4", "one step for V up to 128", 4, 1, BF16, BV=128),
         _row("gdn_prepare", "fp32-w8", "4 warps spill at K = 256", 8, 1, FP32, BV=64),
         _row(
-            "gdn_state", "bf16-w4-16", "8 warps with a TF32 tile of 16 columns read outside their memory (SM 9.0, "
-            "Triton 3.6.0), so none with bf16 either", 4, 1, {**BF16, "tile": (16,)}, BV=16,
-        ),  # fmt: skip
+            "gdn_state",
+            "bf16-w4-16",
+            "8 warps and 16 columns read outside their memory in TF32",
+            4,
+            1,
+            {**BF16, "tile": (16,)},
+            BV=16,
+        ),
         _row(
-            "gdn_state", "fp32-w4-16", "8 warps with a tile of 16 columns read outside their memory (SM 9.0, "
-            "Triton 3.6.0)", 4, 1, {**FP32, "tile": (16,)}, BV=16,
-        ),  # fmt: skip
+            "gdn_state",
+            "fp32-w4-16",
+            "8 warps read outside their memory (SM 9.0, Triton 3.6.0)",
+            4,
+            1,
+            {**FP32, "tile": (16,)},
+            BV=16,
+        ),
+        _row("gdn_state", "bf16-w4-s2", "8 warps take 16 % longer", 4, 2, GROUPED_128, ROOMY_SM, BV=64),
         _row(
-            "gdn_state", "bf16-w4-s2", "8 warps take 16 % longer", 4, 2, GROUPED_128, ROOMY_SM, BV=64
-        ),  # fmt: skip
-        _row(
-            "gdn_state", "bf16-w4-s3", "more programs: 0.166 against 0.248 ms with tiles of 64", 4, 3,
-            FREE_128, ROOMY_SM, BV=32,
-        ),  # fmt: skip
+            "gdn_state",
+            "bf16-w4-s3",
+            "more programs: 0.166 against 0.248 ms with tiles of 64",
+            4,
+            3,
+            FREE_128,
+            ROOMY_SM,
+            BV=32,
+        ),
         _row("gdn_state", "bf16-w8", "least shared memory", 8, 1, WIDE_BF16, BV=64),
         _row(
-            "gdn_state", "bf16-w8-s2", "4 warps spill", 8, 2, {**WIDE_BF16, "K": UP_TO_128}, ROOMY_SM, False, BV=64
-        ),  # fmt: skip
+            "gdn_state",
+            "bf16-w8-s2",
+            "4 warps spill",
+            8,
+            2,
+            {**WIDE_BF16, "K": UP_TO_128},
+            ROOMY_SM,
+            False,
+            BV=64,
+        ),
         _row(
-            "gdn_state", "fp32-w8-halves", "half of 128 KB of shared memory", 8, 1,
-            {**FP32, "K": (256,), "tile": (128,)}, HALVES=2, BV=64,
-        ),  # fmt: skip
+            "gdn_state",
+            "fp32-w8-halves",
+            "half of 128 KB of shared memory",
+            8,
+            1,
+            {**FP32, "K": (256,), "tile": (128,)},
+            HALVES=2,
+            BV=64,
+        ),
         _row("gdn_state", "fp32-w8", "fewest spills", 8, 1, WIDE_FP32, BV=32),
         _row(
-            "gdn_state_gradient", "bf16-w4-s3", "20 % faster than 2 stages; 8 warps with a tile of 64 take 1.6 "
-            "times as long", 4, 3,
-            {**BF16, "K": UP_TO_128}, ROOMY_SM, BV=32,
-        ),  # fmt: skip
+            "gdn_state_gradient",
+            "bf16-w4-s3",
+            "20 % faster than 2 stages",
+            4,
+            3,
+            {**BF16, "K": UP_TO_128},
+            ROOMY_SM,
+            BV=32,
+        ),
         _row("gdn_state_gradient", "bf16-w8", "least shared memory", 8, 1, BF16, BV=64),
         _row(
             "gdn_state_gradient", "fp32-w4", "a third of the shared memory of a tile of 64", 4, 1, FP32, BV=16
         ),
-        _row(
-            "gdn_output", "bf16-w4-bv128", "one program a chunk: 20 % faster", 4, 3, BF16, BKT=64, BV=128
-        ),  # fmt: skip
+        _row("gdn_output", "bf16-w4-bv128", "one program a chunk: 20 % faster", 4, 3, BF16, BKT=64, BV=128),
         _row("gdn_output", "bf16-w4", "fewest registers", 4, 2, BF16, default=False, BKT=64, BV=64),
         _row("gdn_output", "fp32-w4", "96 KB of shared memory", 4, 1, FP32, BKT=64, BV=64),
         _row("gdn_local_gradient", "bf16-w4", "fewer steps", 4, 3, BF16, BKT=64, BV=128),
         _row("gdn_local_gradient", "fp32-w4", "64 KB of shared memory", 4, 1, FP32, BKT=64, BV=64),
         _row(
-            "gdn_outer_gradient", "bf16-w8-s3", "10 % faster than 2 stages", 8, 3, BF16, ROOMY_SM, BKT=64, BV=64
-        ),  # fmt: skip
+            "gdn_outer_gradient",
+            "bf16-w8-s3",
+            "10 % faster than 2 stages",
+            8,
+            3,
+            BF16,
+            ROOMY_SM,
+            BKT=64,
+            BV=64,
+        ),
         _row(
-            "gdn_outer_gradient", "bf16-w8-64x64", "4 warps spill; other tiles are slower", 8, 2, BF16,
-            BKT=64, BV=64,
-        ),  # fmt: skip
-        _row(
-            "gdn_outer_gradient", "bf16-w4-32x64", "20 % slower", 4, 2, BF16, default=False, BKT=32, BV=64
-        ),  # fmt: skip
+            "gdn_outer_gradient",
+            "bf16-w8-64x64",
+            "4 warps spill; other tiles are slower",
+            8,
+            2,
+            BF16,
+            BKT=64,
+            BV=64,
+        ),
+        _row("gdn_outer_gradient", "bf16-w4-32x64", "20 % slower", 4, 2, BF16, default=False, BKT=32, BV=64),
         _row("gdn_outer_gradient", "fp32-w8-32x32", "fewest spills", 8, 1, FP32, BKT=32, BV=32),
         _row(
-            "gdn_solve_gradient", "bf16-w4-64x64", "half the time of 8 warps; a tile of 64 x 32 reads outside its "
-            "memory (SM 9.0, Triton 3.6.0)", 4, 1, BF16, BKT=64, BV=64,
-        ),  # fmt: skip
-        _row("gdn_solve_gradient", "bf16-w8-64x64", "as right, slower", 8, 1, BF16, default=False, BKT=64, BV=64),
+            "gdn_solve_gradient",
+            "bf16-w4-64x64",
+            "half the time of 8 warps; BV = 32 reads outside its memory",
+            4,
+            1,
+            BF16,
+            BKT=64,
+            BV=64,
+        ),
+        _row(
+            "gdn_solve_gradient",
+            "bf16-w8-64x64",
+            "as right, slower",
+            8,
+            1,
+            BF16,
+            default=False,
+            BKT=64,
+            BV=64,
+        ),
         _row("gdn_solve_gradient", "fp32-w8-32x32", "56 KB of shared memory", 8, 1, FP32, BKT=32, BV=32),
         _row("gdn_gate_gradient", "w4", "bound by memory", 4, 1, BH=16),
     )

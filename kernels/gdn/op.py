@@ -1,7 +1,7 @@
 """`chunk_gated_delta_rule`: the op as a user calls it, and the opaque operators that torch sees.
 
-Two operators are registered: the forward, and the backward that is its derivative. The compiler, checkpointing
-and autocast see them as they see any other operator; a CUDA graph records their launches.
+Two operators are registered: the forward, and the backward that is its derivative. The compiler,
+checkpointing and autocast see them as they see any other operator; a CUDA graph records their launches.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ def _(
     input_precision: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     d_initial = q.new_empty(0) if initial_state is None else torch.empty_like(initial_state)
-    return (*(torch.empty_like(x) for x in (q, k, v, g, beta)), d_initial)
+    dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
+    return dq, dk, dv, dg, dbeta, d_initial
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

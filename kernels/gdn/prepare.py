@@ -3,8 +3,7 @@
     G = cumsum(g)      L = tril(beta_i (k_i . k_j) exp(G_i - G_j), -1)      X = (I + L)^-1
     W = X (beta exp(G) K), rounded where it is made when the W site is on      U = X (beta V)
 
-Two kernels: X goes through memory, which the backward needs it in anyway, and makes U again from. Multiplying by X
-as it lies in registers after its last product gave a wrong U for tiles of 16 and 32 columns (SM 9.0, Triton 3.6.0).
+Two kernels: X goes through memory, where the backward finds it to make U again by the same arithmetic.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"

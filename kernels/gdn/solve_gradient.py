@@ -1,6 +1,6 @@
 """Adjoint of the triangular solve and of what it is made from, for one chunk; and the gradient of the gate.
 
-    dX = dW (beta exp(G) K)^T + dV' (beta V)^T      dL = -tril(X^T dX X^T, -1)     (X is the unrounded solution)
+    dX = dW (beta exp(G) K)^T + dV' (beta V)^T      dL = -tril(X^T dX X^T, -1)     (X is unrounded)
     dK~ = X^T dW     dV~ = X^T dV'     E = dL * beta_i exp(G_i - G_j)     N = E * K K^T
     dV = beta dV~    dK += beta exp(G) dK~ + (E + E^T) K
     dbeta = rows(N) / beta + v . dV~ + exp(G) k . dK~      dG += rows(N) - columns(N) + beta exp(G) k . dK~
@@ -40,8 +40,8 @@ def gradient_of_inverse(
 ):  # fmt: skip
     """dX = dW (beta exp(G) K)^T + dU (beta V)^T.
 
-    Each loop has its own accumulator: two loops of TF32 products chained in one (8 warps, tiles of 32, four steps
-    of V) come out wrong on SM 9.0 with Triton 3.6.0.
+    Each loop has its own accumulator: two loops of TF32 products chained in one (8 warps, tiles of 32,
+    V = 128) come out wrong on SM 9.0 with Triton 3.6.0.
     """
     through_w = tl.zeros((CHUNK, CHUNK), tl.float32)
     for start in range(0, K, BKT):
@@ -134,7 +134,7 @@ def gate_gradient_kernel(
     T, chunks_per_sequence, H, HV, n_tokens,
     OUTER_TILES: tl.constexpr, SOLVE_TILES: tl.constexpr, BH: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dg = reverse cumulative sum of dG inside the chunk; shares are added in order. Grid: (chunks * head blocks,)."""
+    """dg = reverse cumulative sum of dG inside the chunk; shares in order. Grid: (chunks * head blocks,)."""
     program = tl.program_id(0).to(tl.int64)
     blocks = (HV + BH - 1) // BH
     chunk, block = program // blocks, program % blocks

@@ -24,9 +24,9 @@ def stages(*tensors: Any, **options: Any) -> dict[str, Tensor]:
 
     Returns:
         `o`; per token `[B, T, HV, ...]`: `g_cumsum` fp32, `w` and `w_q` in the carrier (before and after its
-        site), `u` and `v_new`; `state_raw` and `state_q` `[N, HV, chunks + 1, K, V]` fp32, before and after the
-        state site: entry 0 on entry of the first chunk, entry c + 1 after chunk c; a sequence with fewer chunks
-        than the longest repeats its final state.
+        site), `u` and `v_new`; `state_raw` and `state_q` `[N, HV, chunks + 1, K, V]` fp32, before and after
+        the state site: entry 0 on entry of the first chunk, entry c + 1 after chunk c; a sequence with fewer
+        chunks than the longest repeats its final state.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as the op does.

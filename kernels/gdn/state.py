@@ -1,8 +1,8 @@
 """The passes over the chunks of a sequence: the state forward, its gradient backward.
 
-A program owns one V tile of one head of one sequence and keeps S, [BK, BV], in fp32 registers; as an operand it
-goes through shared memory in the order in which it is held, and no accumulator is transposed. With the state site
-on, the V tile is the scale group.
+A program owns one V tile of one head of one sequence and keeps S, [BK, BV], in fp32 registers; as an operand
+it goes through shared memory in the order in which it is held, and no accumulator is transposed. With the
+state site on, the V tile is the scale group.
 
     V' = U - W S                S' = exp(G_last) S + (exp(G_last - G) K)^T V'
 
@@ -155,13 +155,13 @@ def state_pass_kernel(
 
 @triton.jit(do_not_specialize=SCALARS)
 def state_gradient_kernel(
-    q, k, w, gate_sums, do, d_final_state, d_states, dv_new, d_initial_state, chunk_offsets, cu_seqlens, scale,
-    T, chunks_per_sequence, H, HV, state_stride_k, state_stride_v,
+    q, k, w, gate_sums, do, d_final_state, d_states, dv_new, d_initial_state, chunk_offsets, cu_seqlens,
+    scale, T, chunks_per_sequence, H, HV, state_stride_k, state_stride_v,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     MMA: tl.constexpr, PRECISION: tl.constexpr,
     HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (sequences * HV * V tiles,). `dv_new` holds dV'_local and is completed; `d_states` is dS' by chunk."""
+    """Grid: (sequences * HV * V tiles,). `dv_new` holds dV'_local and is completed; `d_states` is dS'."""
     program = tl.program_id(0).to(tl.int64)
     tiles: tl.constexpr = (V + BV - 1) // BV
     tile, sequence_head = (program % tiles).to(tl.int32), program // tiles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -59,7 +60,7 @@ def check_tensors(
         expected = (sequences, v.shape[2], *inner)
         if tuple(initial_state.shape) != expected:
             raise ValueError(f"initial_state must be {'[N, HV, V, K]' if state_v_first else '[N, HV, K, V]'} "
-                             f"= {expected}, got {tuple(initial_state.shape)}; give one per sequence")  # fmt: skip
+                             f"= {expected}, got {tuple(initial_state.shape)}; one a sequence")  # fmt: skip
     sm = sm_of(q)
     if sm != INTERPRETER and sm < MIN_SM:
         raise NotImplementedError(f"the op needs SM 8.0 or newer, got SM {sm / 10}; use another device")
@@ -68,7 +69,7 @@ def check_tensors(
 def check_dtypes(
     required: Mapping[str, Tensor], initial_state: Tensor | None, cu_seqlens: Tensor | None
 ) -> None:
-    """Refuses dtypes: one carrier for q, k and v; any float for g and beta; fp32 states; integer boundaries."""
+    """Refuses dtypes: one carrier for q, k and v; any float for g and beta; fp32 states; int boundaries."""
     q = required["q"]
     if q.dtype not in CARRIERS:
         raise TypeError(f"q must be fp32, bf16 or fp16, got {q.dtype}; cast it first")
@@ -170,17 +171,17 @@ def check_boundaries(cu_seqlens: Tensor, tokens: int) -> None:
         ValueError: a rule is broken, or a capture meets a tensor that was never read.
     """
     seen = (None if cu_seqlens.is_inference() else cu_seqlens._version, tokens)
-    if _CHECKED_BOUNDARIES.get(cu_seqlens) == seen:
+    if _CHECKED_BOUNDARIES.get(cu_seqlens) == seen:  # type: ignore[no-untyped-call]
         return
     if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise ValueError("cu_seqlens must have been read before a CUDA graph is captured, got a new tensor; call "
-                         "the op once with it outside the capture")  # fmt: skip
+        raise ValueError("cu_seqlens must have been read before a CUDA graph is captured, got a new tensor; "
+                         "call the op once with it outside the capture")  # fmt: skip
     values = cu_seqlens.tolist()
     if values[0] != 0:
         raise ValueError(f"cu_seqlens must start at 0, got {values[0]}; prepend 0")
     if values[-1] != tokens:
         raise ValueError(f"cu_seqlens must end at T = {tokens}, got {values[-1]}; cover every token")
-    for index, (a, b) in enumerate(zip(values, values[1:], strict=False)):
+    for index, (a, b) in enumerate(pairwise(values)):
         if b < a:
             raise ValueError(f"cu_seqlens must not fall, got {a} then {b} at {index}; sort the boundaries")
     _CHECKED_BOUNDARIES[cu_seqlens] = seen
