@@ -71,6 +71,24 @@ def docs(session: nox.Session) -> None:
     )
 
 
+@nox.session
+def controls(session: nox.Session) -> None:
+    """Tally planted faults caught and correct implementations passed, over 50 seeds."""
+    install(session, ".[test,sign]", constraints=CPU)
+    session.run("python", "-m", "suites.selfcheck.tally", *(session.posargs or ["--seeds", "50"]))
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Print the benchmark tables of a GPU, and write them under `runs/bench`."""
+    found = gpus()
+    if not found:
+        session.error("bench needs a GPU, found none; run it on a GPU machine")
+    install(session, ".[fla]", constraints=CUDA)
+    session.run("python", "-m", "kernels.bench.qdq", "--out", "runs/bench", *session.posargs)
+    session.run("python", "-m", "kernels.bench.gdn", "--out", "runs/bench", *session.posargs)
+
+
 @nox.session(name="qualify-cpu")
 def qualify_cpu(session: nox.Session) -> None:
     """Qualify this project's kernels, interpreted, and the eager subject on a machine without a GPU."""

@@ -36,7 +36,7 @@ from qualify.probe import environment, machine_facts, visible_devices
 from qualify.receipt import assemble, read_receipt_file, write_receipt
 from qualify.records import Overall
 from qualify.requirements import unmet
-from qualify.subjects import resolve_subject, subject_name
+from qualify.subjects import describe, resolve_subject, subject_name
 from qualify.tables import DEFAULT_TABLES, Tables, load_tables
 from qualify.verdicts import EXITS
 
@@ -188,7 +188,13 @@ def _finish(folder: Path, *, interrupted: bool = False) -> Exit:
 def _publish(path: Path) -> list[Path]:
     """What the reports put beside a receipt; none where they are not installed."""
     publish: Callable[[Path], list[Path]] | None = getattr(_report_commands(), "publish", None)
-    return publish(path) if publish else []
+    if publish is None:
+        return []
+    try:
+        return publish(path)
+    except Exception as error:  # noqa: BLE001 - a page that fails must not change the verdict
+        typer.echo(f"error: nothing was written beside {_shown(path)} ({describe(error)})", err=True)
+        return []
 
 
 @cache

@@ -77,7 +77,7 @@ class Comparison:
         kind: `exact` (bits; error counts differing elements), `budget` (error measured in `metric` against
             `budget`), `filter` (matched filter against a named wrong answer), `relation`, `property`, `build`
             (a kernel compiled for the SM of the axis `target`: `tensor` is `kernel:variant`, `derivation`
-            starts with its conversion instructions and `; `).
+            starts with its conversion instructions and a semicolon).
         metric: what `error` measures: `bits`, `rel_l2`, `worst_head_rel_l2`, `worst_chunk_rel_l2`,
             `max_over_scale`, `projection`, `grid`, ...
         error: the measured figure, in units of `metric`.

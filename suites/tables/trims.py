@@ -24,7 +24,7 @@ def _of_each_kind(number: int, *named: str) -> tuple[str, ...]:
 
 QUICK_FAULTS = _of_each_kind(1)
 CPU_FAULTS = _of_each_kind(3, "solve_adjoint_at_rounded_w")
-"""Planted faults of the CPU profiles, each in every carrier; GPU profiles and the session `controls` run all."""
+"""Planted faults of the CPU profiles, in every carrier; GPU profiles and the session `controls` run all."""
 
 _SMALL = {"heads": ("16x16", "32x48"), "length": ("17", "65"), "grouping": ("hv1", "hv2")}
 _ONE_CARRIER = {"dtype": ("bf16",), "format": ("e4m3",)}
