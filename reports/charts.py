@@ -104,6 +104,11 @@ class OverLength:
     high: int
     series: tuple[Series, ...]
 
+    @property
+    def decades(self) -> range:
+        """The powers of ten that are ruled, five or six at most."""
+        return range(self.low, self.high + 1, max(1, math.ceil((self.high - self.low) / 5)))
+
 
 def over_length(plan: Plan, cases: Sequence[CaseRecord]) -> OverLength | None:
     """Relative L2 errors by tensor and length; None where no axis of lengths was varied."""

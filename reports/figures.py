@@ -20,8 +20,8 @@ TENSORS = ("o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 MEASURED = frozenset({"budget", "relation", "filter"})
 """Kinds of comparison whose error is a size against a budget."""
 
-SIZED = frozenset({"exact", *MEASURED})
-"""Kinds that count or measure; every other kind is a property, which holds or does not."""
+APART = frozenset({"exact", "control", "build", *MEASURED})
+"""Kinds that have tables of their own; every other kind is a property, which holds or does not."""
 
 CASE_AXES = ("check", "regime", "subject", "verdict")
 """What every case has beside its levels; the map can be laid out along these too."""
@@ -355,7 +355,7 @@ class HeldRow:
 
 
 def held_rows(cases: Iterable[CaseRecord], wanted: Callable[[Comparison], bool]) -> list[HeldRow]:
-    """What holds or does not: names that failed one by one and first, those that held in one row for a check."""
+    """What holds or does not: names that failed one by one and first, all that held in one row a check."""
     single: dict[tuple[str, str], HeldRow] = {}
     for case in cases:
         for c in case.comparisons:
@@ -383,7 +383,7 @@ def is_exact(comparison: Comparison) -> bool:
 
 def is_property(comparison: Comparison) -> bool:
     """Whether something was asserted that has no size."""
-    return comparison.kind not in SIZED
+    return comparison.kind not in APART
 
 
 def tensor_rows(cases: Iterable[CaseRecord]) -> list[TensorRow]:

@@ -25,6 +25,7 @@ from qualify.records import EXECUTED, FAILURES, CaseRecord, Comparison, Overall,
 from reports import charts, figures, text
 from reports.history import Line
 from reports.model import Body, Moved, Plan, Receipt, SubjectFacts
+from reports.reading import short
 
 TEMPLATES = Path(__file__).with_name("templates")
 SHOWN_PER_CAUSE = 1
@@ -101,6 +102,7 @@ def environment() -> jinja2.Environment:
         made.filters[name] = getattr(text, name)
     made.filters["plural"] = lambda number, one: text.plural(number, one)
     made.filters["id"] = breakable
+    made.filters["brief_text"] = lambda value: short(value, 260)
     made.filters["whole"] = lambda number: f"{number:,.0f}"
     made.globals["inf"] = math.inf
     made.globals["subject_facts"] = subject_facts
