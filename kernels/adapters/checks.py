@@ -11,7 +11,9 @@ import torch
 from kernels.adapters.layouts import FAMILIES, kernel_name
 from kernels.options import CONVERSIONS
 
-MAX_HEAD_SIZE = 256
+HEAD_SIZES = (16, 256)
+"""Smallest and largest head that the op takes."""
+
 CARRIERS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -66,13 +68,14 @@ def context_parallel(m: Module) -> str | None:
 
 
 def head_size(m: Module) -> str | None:
-    """Heads that are larger than the op's tiles."""
+    """Heads that the op does not take."""
     names = ("key_head_dim", "value_head_dim", "head_k_dim", "head_v_dim")
     sizes = {
         name: getattr(m.module, name) for name in names if isinstance(getattr(m.module, name, None), int)
     }
-    large = {name: size for name, size in sizes.items() if size > MAX_HEAD_SIZE}
-    return str(large) if large else None
+    smallest, largest = HEAD_SIZES
+    others = {name: size for name, size in sizes.items() if not smallest <= size <= largest}
+    return str(others) if others else None
 
 
 def dtype(m: Module) -> str | None:
@@ -95,7 +98,7 @@ CHECKS = (
     Check("the kernel must be one that the op replaces", unknown_kernel, "use the framework's FLA kernel"),
     Check("deterministic mode has a torch kernel without sites", deterministic, "switch it off"),
     Check("the context-parallel size must be 1", context_parallel, "rounding across ranks is undefined"),
-    Check(f"heads must be at most {MAX_HEAD_SIZE} wide", head_size, "use smaller heads", ValueError),
+    Check("heads must be 16 to 256 wide", head_size, "use such heads", ValueError),
     Check("parameters must be fp32, bf16 or fp16", dtype, "cast the module", TypeError),
     Check("the GPU must be SM 8.0 or newer", old_sm, "use a newer one"),
 )  # fmt: skip

@@ -36,7 +36,7 @@ def op(monkeypatch: pytest.MonkeyPatch) -> Op:
 @pytest.fixture
 def x() -> torch.Tensor:
     """Hidden states `[B, T, hidden]`."""
-    return torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
+    return torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(autouse=True)

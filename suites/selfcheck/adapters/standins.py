@@ -32,7 +32,7 @@ class Base(torch.nn.Module):
     """What the stand-ins share: a projection before and after the kernel, and a configuration."""
 
     def __init__(
-        self, deterministic_mode: bool = False, cp_size: int = 1, heads: int = 2, size: int = 4
+        self, deterministic_mode: bool = False, cp_size: int = 1, heads: int = 2, size: int = 16
     ) -> None:
         super().__init__()
         self.config = SimpleNamespace(deterministic_mode=deterministic_mode, context_parallel_size=cp_size)
@@ -190,7 +190,7 @@ class Dense(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = torch.nn.Linear(8, 8)
+        self.linear = torch.nn.Linear(32, 32)
 
     def forward(self, x: Tensor) -> Tensor:
         """A layer."""

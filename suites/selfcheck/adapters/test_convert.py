@@ -235,6 +235,7 @@ REFUSED_MODULES: dict[str, tuple[Callable[[], torch.nn.Module], type[Exception],
     ),
     "unknown kernel": (unknown_kernel, NotImplementedError, "some_other_kernel"),
     "wide heads": (lambda: Held(size=512, heads=1), ValueError, "512"),
+    "narrow heads": (lambda: Held(size=8), ValueError, "8"),
     "fp64": (lambda: Held().double(), TypeError, "float64"),
 }
 
@@ -324,7 +325,7 @@ def test_a_recurrent_kernel_with_a_site_on_is_an_error(op: Op, x: Tensor) -> Non
         model.eval()(x)
     with pytest.raises(RuntimeError, match="chunk mode only"):
         attention(model, 1)(x, cached=True)
-    model(torch.randn(1, 65, 8))
+    model(torch.randn(1, 65, 32))
 
 
 def test_megatron_modules_are_not_touched_by_the_other_adapter() -> None:

@@ -63,7 +63,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folders = iter(tmp_path / str(n) for n in range(9))
     monkeypatch.setattr(model, "build", build)
     monkeypatch.setattr(
-        model, "batch", lambda: torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
+        model, "batch", lambda: torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(1))
     )
     monkeypatch.setattr(model, "loss_of", lambda net, data: net(data).square().mean())
     monkeypatch.setattr(attach, "fused_op", lambda: op)
