@@ -25,7 +25,7 @@ SLACK = 2.0
 """Budget over the largest error of the noise runs; docs/calibration.md has the measurements behind it."""
 
 FLIPS = 2.0
-"""Further slack for a chunk or an element where codes may flip: a few runs see few flips, and not the worst."""
+"""Further slack for a chunk or an element where codes may flip: few runs see few flips, not the worst."""
 
 UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
     {"ieee": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}

@@ -1,0 +1,115 @@
+"""Claims about problems on which nothing flips, and about final states judged code by code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qualify.compare import layout_of
+from qualify.problem import Problem
+from qualify.regimes import build_problem
+from references.arithmetic import Noisy
+from references.qdq import qdq_state, state_codes, w_codes
+from suites.checks.evidence import evidence_for, fresh, is_one_chunk, noise_runs
+from suites.checks.final_state import judge_final_state, rounded_state
+from suites.checks.tie_free import tie_free
+from suites.oracle import expected
+
+Tensor = torch.Tensor
+
+CELL = {
+    "dtype": "bf16",
+    "grouping": "hv1",
+    "heads": "16x40",
+    "block_v": "16",
+    "length": "145",
+    "gates": "weak",
+}
+
+
+def codes_of(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
+    """The codes of W and of every carried state in one noisy run."""
+    stages: dict[str, Tensor] = {}
+    arithmetic = Noisy(operand="bf16", store="bf16", seed=seed)
+    expected(problem.with_(do=None, dht=None), arithmetic=arithmetic, stages=stages)
+    carried = stages["state_out"][:, :-1].float()
+    return w_codes(stages["w"].to(torch.bfloat16)).codes, state_codes(carried, block_v=16).codes
+
+
+@pytest.mark.parametrize("gates", ["zero", "weak"])
+def test_no_bf16_noise_moves_a_code_of_a_tie_free_problem(gates: str) -> None:
+    ordinary = build_problem({**CELL, "gates": gates}, "random", 0)
+    flips = []
+    for problem in (ordinary, tie_free(ordinary)):
+        w, state = codes_of(problem, 1)
+        others = [codes_of(problem, seed) for seed in (2, 3, 4)]
+        flips.append(sum(int((w != a).sum()) + int((state != b).sum()) for a, b in others))
+    assert flips[0] > 100
+    assert flips[1] == 0
+
+
+def test_a_tie_free_problem_still_needs_its_rounding() -> None:
+    problem = tie_free(build_problem(CELL, "random", 0))
+    rounded = expected(problem)["o"]
+    plain = expected(problem.with_(state_format=None, w_format=None))["o"]
+    assert rounded is not None
+    assert plain is not None
+    assert (rounded - plain).norm() > 5e-3 * rounded.norm()
+
+
+def test_grouped_heads_have_no_tie_free_w() -> None:
+    with pytest.raises(ValueError, match="hv1"):
+        tie_free(build_problem({**CELL, "grouping": "hv2"}, "random", 0))
+
+
+def test_one_chunk_without_w_is_smooth() -> None:
+    levels = {"sites": "state", "length": "64", "heads": "16x16"}
+    assert is_one_chunk(build_problem(levels, "random", 0))
+    assert not is_one_chunk(build_problem({**levels, "length": "65"}, "random", 0))
+    assert not is_one_chunk(build_problem({**levels, "sites": "both"}, "random", 0))
+
+
+@pytest.mark.parametrize("layout", ["kv", "vk"])
+@pytest.mark.parametrize("fmt", ["e4m3", "int8"])
+def test_a_final_state_is_judged_code_by_code(fmt: str, layout: str) -> None:
+    levels = {
+        "sites": "state",
+        "length": "17",
+        "heads": "16x40",
+        "block_v": "16",
+        "format": fmt,
+        "layout": layout,
+    }
+    problem = build_problem(levels, "random", 3)
+    evidence = evidence_for(problem, "tf32", smooth=True)
+    raw, width = evidence.raw_state, evidence.state_width
+    assert raw is not None
+    assert width is not None
+    names = layout_of("final_state")
+
+    def violations(state: Tensor) -> float:
+        return judge_final_state(state.float(), raw, width, problem, names).error
+
+    right = rounded_state(raw, problem)
+    assert violations(right) == 0
+    key_first = raw.mT if layout == "vk" else raw
+    wrong_tile = qdq_state(key_first.float(), block_v=32, fmt=fmt)
+    truncated = torch.trunc(right / 1e-3) * 1e-3
+    for state in (raw, wrong_tile.mT if layout == "vk" else wrong_tile, truncated, right * 1.01, 0.0 * right):
+        assert violations(state) > 10
+    for member in noise_runs(problem, "tf32", 3, seed=99):
+        final = member["final_state"]
+        assert final is not None
+        assert violations(final) == 0
+
+
+def test_a_copy_for_a_subject_shares_nothing_and_keeps_strides() -> None:
+    problem = build_problem({"strides": "views", "gradients": "strided", "heads": "16x16"}, "random", 0)
+    copy = fresh(problem)
+    before = problem.v.clone()
+    copy.v.zero_()
+    assert torch.equal(problem.v, before)
+    assert copy.v.stride() == problem.v.stride()
+    assert copy.do is not None
+    assert problem.do is not None
+    assert copy.do.stride() == problem.do.stride()
