@@ -2,11 +2,15 @@
 
     dP = tril(scale exp(G_i - G_j) dO V'^T)
     dQ = scale exp(G) dO S^T + dP K                dK = exp(G_last - G) V' dS'^T + dP^T Q        dW = -dV' S^T
-    dG = q . dQ - k . dK,    dG_last += exp(G_last) <S, dS'> + sum(k . exp(G_last - G) V' dS'^T)
+    M = dP * Q K^T
+    dG = rows(M) - columns(M) + q . scale exp(G) dO S^T - k . exp(G_last - G) V' dS'^T
+    dG_last += exp(G_last) <S, dS'> + sum(k . exp(G_last - G) V' dS'^T)
 
-The row and column sums of dP * Q K^T are q . dP K and k . dP^T Q. dP^T is made as V' dO^T, never as the
-transpose of an accumulator. A program takes one K tile and adds the value heads of its q/k head in order, so
-grouped heads need neither copies nor atomics. dG is linear in the K tiles: each program stores its share.
+Most of M cancels between its row and its column sums, all of it under strong gates. So both are sums of one
+fp32 matrix: q . dP K - k . dP^T Q is the same for less work, and leaves the rounding of its operands behind.
+dP^T is made as V' dO^T, never as the transpose of an accumulator. A program takes one K tile and adds the value
+heads of its q/k head in order, so grouped heads need neither copies nor atomics. Each program stores its share
+of dG; the one of M is stored by the first.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -70,6 +74,13 @@ def outer_gradient_kernel(
     key_offset = (first * H + key_head) * K
     queries = load_tile(q + key_offset, H * K, rows, columns, n_rows, K)
     keys = load_tile(k + key_offset, H * K, rows, columns, n_rows, K)
+    scores = tl.zeros((CHUNK, CHUNK), tl.float32)
+    if tile == 0:
+        for start in range(0, K, BKT):
+            part = start + tl.arange(0, BKT)
+            q_part = operand(load_tile(q + key_offset, H * K, rows, part, n_rows, K), MMA)
+            k_part = operand(load_tile(k + key_offset, H * K, rows, part, n_rows, K), MMA)
+            scores += matmul(q_part, tl.trans(k_part), PRECISION)
     dq_tile = tl.zeros((CHUNK, BKT), tl.float32)
     dk_tile = tl.zeros((CHUNK, BKT), tl.float32)
     for member in range(bound(HV // H)):
@@ -82,6 +93,8 @@ def outer_gradient_kernel(
         )
         dp *= scale * decay_between(gate[:, None], gate[None, :], lower)
         dp_transposed *= scale * decay_between(gate[None, :], gate[:, None], upper)
+        m = dp * scores
+        d_gate = tl.sum(m, axis=1) - tl.sum(m, axis=0)
         dq_member = matmul(operand(dp, MMA), operand(keys, MMA), PRECISION)
         dk_member = matmul(operand(dp_transposed, MMA), operand(queries, MMA), PRECISION)
 
@@ -103,9 +116,10 @@ def outer_gradient_kernel(
             state_product += tl.sum(s.to(tl.float32) * ds.to(tl.float32), axis=1)
         store_tile(dw + token_head * K, -dw_tile, HV * K, rows, columns, n_rows, K)
         dk_state *= tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)[:, None]
-        dq_member += dq_state * (scale * tl.exp(gate))[:, None]
+        dq_state *= (scale * tl.exp(gate))[:, None]
+        dq_member += dq_state
         dk_member += dk_state
-        d_gate = tl.sum(dq_member * widen(queries) - dk_member * widen(keys), axis=1)
+        d_gate += tl.sum(dq_state * widen(queries) - dk_state * widen(keys), axis=1)
         through_keys = tl.sum(tl.sum(dk_state * widen(keys), axis=1), axis=0)
         d_last = tl.exp(gate_last) * tl.sum(state_product, axis=0) + through_keys
         d_gate += tl.where(rows == n_rows - 1, d_last, 0.0)
