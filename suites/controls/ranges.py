@@ -23,7 +23,7 @@ def _by_column(self: EagerGDN, state: Tensor, vn: Tensor, c: int, n: Notes) -> T
 
 
 def _restarted(self: EagerGDN, g: Tensor, n: Notes) -> Tensor:
-    blocks = F.pad(g, (0, -g.shape[-1] % 16)).unflatten(-1, (-1, 16))
+    blocks = F.pad(g, (0, -g.shape[-1] % 16)).reshape(*g.shape[:-1], -1, 16)
     return blocks.cumsum(-1).flatten(-2)[..., : g.shape[-1]]
 
 
@@ -73,7 +73,8 @@ def _dg_in_bf16(self: EagerGDN, dcum: Tensor, n: Notes) -> Tensor:
 
 def _root_of_epsilon(self: EagerGDN, x: Tensor) -> Tensor:
     y = x.float()
-    return (y / (y.norm(dim=-1, keepdim=True) + 1e-6)).to(x.dtype)
+    length: Tensor = y.square().sum(-1, keepdim=True).sqrt()
+    return (y / (length + 1e-6)).to(x.dtype)
 
 
 def _norm_detached(self: EagerGDN, x: Tensor) -> Tensor:

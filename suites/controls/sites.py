@@ -103,13 +103,13 @@ def _any_tile(self: EagerGDN, call: Call) -> None:
 
 def _remembered_amax(self: EagerQDQ, x: Tensor, dim: tuple[int, ...]) -> Tensor:
     amax = EagerQDQ.amax(self, x, dim)
-    history = self.__dict__.setdefault("history", {})
+    history: dict[object, Tensor] = self.__dict__.setdefault("history", {})
     return history.setdefault((tuple(x.shape), dim), amax)
 
 
 def _running_amax(self: EagerQDQ, x: Tensor, dim: tuple[int, ...]) -> Tensor:
     amax = EagerQDQ.amax(self, x, dim)
-    history = self.__dict__.setdefault("history", {})
+    history: dict[object, Tensor] = self.__dict__.setdefault("history", {})
     key = (tuple(x.shape), dim)
     history[key] = torch.maximum(history.get(key, amax), amax)
     return history[key]

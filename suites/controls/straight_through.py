@@ -171,7 +171,7 @@ STRAIGHT_THROUGH = (
         "the backward rounds a W that it recomputed from bf16 parts",
         {"incoming": _w_of_bf16_parts},
         tier="whole",
-        looks=("smooth", "named"),
+        looks=(named_look("backward_at_recomputed_w"),),
         unseen={"bf16": "the forward makes W from the same bf16 parts"},
     ),
 )

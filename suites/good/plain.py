@@ -76,7 +76,8 @@ class Plain(EagerGDN):
         gap = (total[:, :, None] - total[:, None, :]).masked_fill(~below, -torch.inf).exp()
         lower = (s.beta[..., None] * (s.k @ s.k.mT) * gap).tril(-1)
         right = torch.cat([s.beta[..., None] * s.v, (s.beta * total.exp())[..., None] * s.k], -1)
-        u, w = self.solved(lower, right).split([s.v.shape[-1], s.k.shape[-1]], -1)
+        solved, values = self.solved(lower, right), s.v.shape[-1]
+        u, w = solved[..., :values], solved[..., values:]
         w = self.rounded_w(w.to(call.k.dtype), call).to(self.compute)
         new = u - w @ state
         scores = call.scale * (s.q @ s.k.mT) * gap
