@@ -62,6 +62,7 @@ SHAPES = (
     Shape("fp16", 128, 128),
     Shape("fp32", 128, 128),
     Shape("fp32", 64, 64),
+    Shape("fp32", 16, 16, block_v=16),
     Shape("fp32", 128, 128, block_v=128, packed=True),
     Shape("fp32", 256, 256, block_v=128),
     Shape("fp32", 256, 256, block_v=64),
