@@ -75,7 +75,7 @@ def receipt_of(plan: Plan, log: Log) -> dict[str, Any]:
         "waivers": [],
         "gates": [],
         "comparison": None,
-        "compile_tier": [_compiled(r, c) for r in records for c in r.comparisons if c.kind == "build"],
+        "compile_tier": [compiled_row(r, c) for r in records for c in r.comparisons if c.kind == "build"],
         "manifest": {},
     }
     body = jsonable(body)
@@ -255,7 +255,8 @@ def _discrimination(exclusion: Exclusion) -> dict[str, Any]:
     }
 
 
-def _compiled(record: CaseRecord, build: Comparison) -> dict[str, Any]:
+def compiled_row(record: CaseRecord, build: Comparison) -> dict[str, Any]:
+    """A comparison of kind `build` as a row of the table of what was compiled without running."""
     kernel, _, variant = build.tensor.partition(":")
     sm = int(record.levels["target"].removeprefix("sm"))
     return {

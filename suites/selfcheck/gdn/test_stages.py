@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.gdn import chunk_gated_delta_rule, core, stages
-from kernels.gdn.prepare import prepare_kernel
+from kernels.gdn.prepare import prepare_kernel, solve_kernel
 from qualify.problem import Problem
 from references.gdn_chunk import gdn_chunk
 from references.qdq import qdq_state, qdq_w
@@ -83,11 +83,12 @@ class Spy:
         return launch
 
 
-def test_w_is_quantized_once_and_the_backward_makes_the_states_of_the_forward_again(
+def test_w_is_solved_and_quantized_once_and_the_backward_makes_the_states_of_the_forward_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = random_problem("dtype:bf16,sites:both,block_v:16,length:65,heads:16x24,grouping:hv1")
     prepared: list[dict[str, Any]] = []
+    solved: list[dict[str, Any]] = []
     passes: list[core.StatePass] = []
     given: list[Tensor] = []
     original = core.state_pass
@@ -98,12 +99,11 @@ def test_w_is_quantized_once_and_the_backward_makes_the_states_of_the_forward_ag
         return passes[-1]
 
     monkeypatch.setattr(core, "prepare_kernel", Spy(prepare_kernel, prepared))
+    monkeypatch.setattr(core, "solve_kernel", Spy(solve_kernel, solved))
     monkeypatch.setattr(core, "state_pass", noted)
     run(problem)
-    assert [(o["SOLVE"], o["WRITE_W"], o["W_FORMAT"]) for o in prepared] == [
-        (True, True, "e4m3"),
-        (False, False, "none"),
-    ]
+    assert [(o["WRITE_W"], o["W_FORMAT"]) for o in prepared] == [(True, "e4m3"), (False, "none")]
+    assert len(solved) == 1
     forward, backward = passes
     assert torch.equal(forward.states, backward.states)
     assert torch.equal(forward.v_new, backward.v_new)
