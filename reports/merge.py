@@ -62,11 +62,15 @@ def _ordered(shards: Sequence[tuple[Path, Receipt]]) -> list[Receipt]:
     missing = [index for index in range(count) if index not in seen]
     if twice or missing or any(not 0 <= index < count for index in seen):
         raise ReceiptError(
-            f"each of the shards 0 to {count - 1} must be given once, got {short(twice)} twice and "
-            f"{short(missing)} missing; give every shard's receipt"
+            f"each of the shards 1 to {count} must be given once, got {_numbers(twice)} twice and "
+            f"{_numbers(missing)} missing; give every shard's receipt"
         )
     by_index = {shard.index: receipt for (_, receipt), (_, shard) in zip(shards, places, strict=True)}
     return [by_index[index] for index in range(count)]
+
+
+def _numbers(indices: Sequence[int]) -> str:
+    return short(", ".join(str(index + 1) for index in indices) or "none")
 
 
 def _shard(path: Path, receipt: Receipt) -> Shard:
@@ -93,7 +97,7 @@ def _agree(ordered: Sequence[Receipt]) -> None:
         for i, receipt in enumerate(ordered):
             if read(receipt) != read(ordered[0]):
                 raise ReceiptError(
-                    f"shard {i}: must have the same {name} as shard 0, got another; run all from one state"
+                    f"shard {i + 1}: must have the same {name} as shard 1, got another; run all from one state"
                 )
 
 
@@ -128,7 +132,7 @@ def _environments(receipt: Receipt) -> Iterator[dict[str, Any]]:
 
 
 def _worker(index: int, name: str) -> str:
-    return f"shard{index}.{name}"
+    return f"shard{index + 1}.{name}"
 
 
 def _interleaved(parts: Sequence[Sequence[Any]]) -> list[Any]:
