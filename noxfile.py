@@ -7,6 +7,7 @@ go to pytest or to `qualify run`.
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -60,6 +61,18 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check")
     session.run("mypy")
     session.run("lint-imports")
+
+
+@nox.session(name="compile-tier")
+def compile_tier(session: nox.Session) -> None:
+    """Compile every kernel with every launch row for every architecture; each must fit and not spill.
+
+    `-- --main --out kernels/compiled.json` renews the record of the main builds that `qualify` reads.
+    """
+    install(session, ".", constraints=CPU)
+    jobs = str(len(os.sched_getaffinity(0)))
+    modules = ("kernels.qdq.builds", "kernels.gdn.builds")
+    session.run("python", "-m", "kernels.compile_tier", *modules, "--jobs", jobs, *session.posargs)
 
 
 @nox.session
