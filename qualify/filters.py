@@ -72,8 +72,9 @@ class Projection:
 
     @property
     def spread(self) -> float:
-        """Standard deviation over the runs, of the correct or the faulty ones, whichever is larger."""
-        return max(_deviation(self.correct), _deviation(self.faulty))
+        """Standard deviation over the correct runs; the few faulty ones bound it from above, and count
+        half."""
+        return max(_deviation(self.correct), _deviation(self.faulty) / 2.0)
 
     @property
     def separation(self) -> float:

@@ -38,7 +38,7 @@ PROBLEMS: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
             TIE_FREE,
             {
                 "grouping": "hv1",
-                "heads": "16x40",
+                "heads": "32x48",
                 "block_v": "16",
                 "packing": "docs",
                 "length": "145",
