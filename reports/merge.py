@@ -97,7 +97,7 @@ def _agree(ordered: Sequence[Receipt]) -> None:
         for i, receipt in enumerate(ordered):
             if read(receipt) != read(ordered[0]):
                 raise ReceiptError(
-                    f"shard {i + 1}: must have the same {name} as shard 1, got another; run all from one state"
+                    f"shard {i + 1}: must have the same {name} as shard 1, got another; use one state"
                 )
 
 

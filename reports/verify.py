@@ -161,7 +161,7 @@ def _plan(receipt: Receipt) -> Iterator[str]:
     if header.profile != plan.profile:
         yield f"the header says profile {header.profile!r}, the plan {plan.profile!r}"
     if header.shard is not None:
-        yield f"this is shard {header.shard.index + 1} of {header.shard.count}; merge them and verify the whole"
+        yield f"this is shard {header.shard.index + 1} of {header.shard.count}; merge them all first"
         return
     must_run = sorted(c.case_id for c in cases if c.must_run)
     if (len(cases), len(must_run)) != (plan.cases, plan.must_run):
