@@ -8,9 +8,9 @@
 
 Most of M cancels between its row and its column sums, all of it under strong gates. So both are sums of one
 fp32 matrix: q . dP K - k . dP^T Q is the same for less work, and leaves the rounding of its operands behind.
-dP^T is made as V' dO^T, never as the transpose of an accumulator. A program takes one K tile and adds the value
-heads of its q/k head in order, so grouped heads need neither copies nor atomics. Each program stores its share
-of dG; the one of M is stored by the first.
+dP^T is made as V' dO^T, never as the transpose of an accumulator. A program takes one K tile and adds the
+value heads of its q/k head in order, so grouped heads need neither copies nor atomics. Each program stores its
+share of dG; the one of M is stored by the first.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -120,7 +120,9 @@ def outer_gradient_kernel(
         dq_member += dq_state
         dk_member += dk_state
         d_gate += tl.sum(dq_state * widen(queries) - dk_state * widen(keys), axis=1)
-        through_keys = tl.sum(tl.sum(dk_state * widen(keys), axis=1), axis=0)
+        through_keys = tl.sum(
+            dk_state * widen(keys)
+        )  # in one: Triton 3.6.0 fails on a sum of sums for SM 10.0
         d_last = tl.exp(gate_last) * tl.sum(state_product, axis=0) + through_keys
         d_gate += tl.where(rows == n_rows - 1, d_last, 0.0)
         share = d_gate_sums + tile.to(tl.int64) * n_tokens * HV + token_head
