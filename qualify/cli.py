@@ -398,6 +398,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = Exit.INCOMPLETE
         typer.echo("interrupted before the run began", err=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has left
+        code = Exit.INCOMPLETE
     except OSError as error:
         typer.echo(f"error: {error.strerror or error} ({error.filename or 'while writing'})", err=True)
         code = Exit.INCOMPLETE if error.errno in DISK_ERRORS else Exit.USAGE
