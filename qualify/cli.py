@@ -398,7 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = Exit.INCOMPLETE
         typer.echo("interrupted before the run began", err=True)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # typer turns the first into the second
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has left
         code = Exit.INCOMPLETE
     except OSError as error:
