@@ -9,8 +9,8 @@
 Most of M cancels between its row and its column sums, all of it under strong gates. So both are sums of one
 fp32 matrix: q . dP K - k . dP^T Q is the same for less work, and leaves the rounding of its operands behind.
 dP^T is made as V' dO^T, never as the transpose of an accumulator. A program takes one K tile and adds the
-value heads of its q/k head in order, so grouped heads need neither copies nor atomics. Each program stores its
-share of dG; the one of M is stored by the first.
+value heads of its q/k head in order, so grouped heads need neither copies nor atomics. Each program stores
+its share of dG; the one of M is stored by the first.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
