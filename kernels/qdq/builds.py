@@ -79,7 +79,8 @@ def all_builds() -> list[Build]:
         "qdq_tiles:w4": (64, 64),
         "qdq_tiles:w8": (128, 64),
         "qdq_tiles:w4-large": (128, 64),
-        "qdq_tiles:w16": (256, 128),
+        "qdq_tiles:w16": (128, 128),
+        "qdq_tiles:w32": (256, 128),
     }
     builds += [
         tiles_build(row, K, block_v, "fp32", fmt, conversion)
