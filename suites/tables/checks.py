@@ -11,6 +11,7 @@ MODULES: tuple[str, ...] = (
     "qdq",
     "probes",
     "exact",
+    "grid",
     "stages",
     "refusals",
     "launch_rows",

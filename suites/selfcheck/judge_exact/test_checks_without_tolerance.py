@@ -1,0 +1,180 @@
+"""Probes, grid, invariants and refusals pass a sound subject and fail one with a single thing wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from qualify.case import Case, CheckOutput
+from qualify.subjects import Subject, subject_from_module
+from suites.checks import grid, invariants, probes, qdq, refusals, stages
+from suites.subjects.eager import EAGER, EagerGDN, EagerQDQ
+
+Tensor = torch.Tensor
+Run = Callable[[Case, Subject], CheckOutput]
+
+SOUND = subject_from_module(EAGER, "eager")
+BASE = {"dtype": "bf16", "format": "e4m3", "block_v": "16", "sites": "both", "layout": "vk", "heads": "32x48"}
+
+
+def asked(run: Run, subject: Subject, regime: str = "random", **levels: str) -> list[str]:
+    """Names of the comparisons that fail."""
+    found = run(Case("check", {**BASE, **levels}, regime, 3, subject.name), subject)
+    assert found.comparisons
+    return [c.tensor for c in found.comparisons if not c.passed]
+
+
+def with_rounding(**methods: Any) -> Subject:
+    gdn = EagerGDN()
+    gdn.qdq = type("Rounding", (EagerQDQ,), methods)()
+    return subject_from_module(gdn, "faulty")
+
+
+def with_method(**methods: Any) -> Subject:
+    return subject_from_module(type("Faulty", (EagerGDN,), methods)(), "faulty")
+
+
+CHECKS: dict[str, tuple[Run, dict[str, str]]] = {
+    "state_bits": (qdq.run_state_bits, {}),
+    "w_bits": (qdq.run_w_bits, {}),
+    "state_gradient": (qdq.run_state_gradient, {}),
+    "w_gradient": (qdq.run_w_gradient, {}),
+    "probe_state": (probes.run_state, {"length": "1", "packing": "docs"}),
+    "probe_write": (probes.run_write, {"initial": "given"}),
+    "probe_w": (probes.run_w, {}),
+    "grid": (grid.run, {"packing": "docs", "length": "65", "grouping": "hv2"}),
+    "repeat": (invariants.run_repeat, {"packing": "docs", "length": "65", "checkpointing": "on"}),
+    "borders": (invariants.run_borders, {"packing": "docs", "length": "65"}),
+    "memory": (invariants.run_memory, {"packing": "docs", "length": "65"}),
+    "arguments": (invariants.run_arguments, {"packing": "docs", "length": "17"}),
+    "refusals": (refusals.run_op, {}),
+    "stages": (stages.run, {"packing": "docs", "length": "65"}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_sound_subject_passes(name: str, dtype: str) -> None:
+    run, levels = CHECKS[name]
+    assert asked(run, SOUND, **levels, dtype=dtype) == []
+
+
+def ties_away(self: EagerQDQ, y: Tensor, step: Tensor) -> Tensor:
+    return torch.sign(y) * torch.floor(y.abs() / step + 0.5) * step
+
+
+def reciprocal(self: EagerQDQ, x: Tensor, scale: Tensor) -> Tensor:
+    return x * (1.0 / scale)
+
+
+def through_fp16(self: EagerQDQ, x: Tensor, scale: Tensor) -> Tensor:
+    return (x / scale).half().float()
+
+
+@pytest.mark.parametrize("fault", [{"nearest": ties_away}, {"divide": reciprocal}, {"divide": through_fp16}])
+@pytest.mark.parametrize("name", ["state_bits", "w_bits", "probe_state", "probe_w"])
+def test_roundings_that_differ_in_the_last_bit_fail(name: str, fault: dict[str, Any]) -> None:
+    run, levels = CHECKS[name]
+    dtype = "fp32" if name.startswith(("state", "probe_state")) else "fp16"
+    assert asked(run, with_rounding(**fault), **levels, dtype=dtype)
+
+
+def test_a_gradient_that_is_rounded_with_its_values_fails() -> None:
+    def rounded(self: EagerQDQ, dy: Tensor, x: Tensor, values: Callable[[Tensor], Tensor]) -> Tensor:
+        return values(dy)
+
+    assert asked(CHECKS["state_gradient"][0], with_rounding(gradient=rounded)) == ["gradient"]
+
+
+def test_a_laundered_nan_fails_both_at_the_function_and_in_the_op() -> None:
+    def laundered(self: EagerQDQ, y: Tensor, scale: Tensor) -> Tensor:
+        return y.nan_to_num()
+
+    faulty = with_rounding(poison=laundered)
+    assert any("poison" in name for name in asked(CHECKS["state_bits"][0], faulty))
+    assert "head_poison.appears_in_state" in asked(
+        invariants.run_borders, faulty, packing="docs", length="65"
+    )
+
+
+def test_a_tile_of_its_own_leaves_the_grid() -> None:
+    def wider(self: EagerQDQ, state: Tensor, block_v: int, fmt: str) -> Tensor:
+        return EagerQDQ().state_values(state, 2 * block_v, fmt)
+
+    run, levels = CHECKS["grid"]
+    assert asked(run, with_rounding(state_values=wider), **levels) == ["grid.members"]
+    coarse = with_rounding(step=lambda self, y, fmt: 2 * EagerQDQ().step(y, fmt))
+    assert asked(run, coarse, **levels) == ["grid.mantissas"]
+
+
+def test_a_leak_over_a_border_fails() -> None:
+    def one_sequence(self: EagerGDN, cu: Tensor | None, B: int, T: int) -> list[tuple[int, int]]:
+        spans = EagerGDN().boundaries(cu, B, T)
+        return [spans[0], *((max(0, a - 1), b) for a, b in spans[1:])]
+
+    failing = asked(invariants.run_borders, with_method(boundaries=one_sequence), packing="docs", length="65")
+    assert any(name.startswith("border.") for name in failing)
+    assert any(name.startswith("poison_") for name in failing)
+
+
+def test_writing_into_an_input_fails() -> None:
+    def written(self: EagerGDN, x: Tensor, n: Any) -> Tensor:
+        found = EagerGDN().gather(x, n)
+        if x.shape == (n.B, n.T, n.HV):
+            x.detach().numpy()[:] *= 0.5  # as a kernel writes: torch does not see it
+        return found
+
+    run, levels = CHECKS["repeat"]
+    failing = asked(run, with_method(gather=written), **{**levels, "checkpointing": "off"})
+    assert {"input.g", "input.beta"} <= set(failing)
+
+
+def test_memory_that_is_not_written_fails() -> None:
+    def partly(self: EagerGDN, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        out[..., :-1] = x[..., :-1]
+        return out
+
+    run, levels = CHECKS["memory"]
+    assert any(name.startswith("dirty_memory.") for name in asked(run, with_method(leave=partly), **levels))
+
+
+def test_what_is_not_deterministic_fails_and_what_declares_it_is_not_asked() -> None:
+    def jitter(self: EagerGDN, g: Tensor, n: Any) -> Tensor:
+        return g.cumsum(-1) * (1 + 1e-3 * torch.rand(()))
+
+    run, levels = CHECKS["repeat"]
+    faulty = with_method(cumulate=jitter)
+    assert any(name.startswith("repeated.") for name in asked(run, faulty, **levels))
+    declared = run(
+        Case("check", {**BASE, **levels}, "random", 3, "faulty"), replace(faulty, deterministic=False)
+    )
+    assert declared.unsupported
+
+
+def test_a_call_outside_the_contract_that_goes_through_fails() -> None:
+    def lenient(*tensors: Tensor, **options: Any) -> Any:
+        options["state_block_v"] = 16
+        return EAGER.chunk_gated_delta_rule(*tensors, **options)
+
+    subject = subject_from_module(SimpleNamespace(chunk_gated_delta_rule=lenient), "lenient")
+    assert asked(refusals.run_op, subject) == [
+        "refused.block_v_48",
+        "refused.block_v_0",
+        "refused.block_v_256",
+    ]
+
+
+def test_stages_that_are_another_computation_fail() -> None:
+    def shown(*tensors: Tensor, **options: Any) -> dict[str, Tensor]:
+        found = EAGER.stages(*tensors, **options)
+        return {**found, "w_q": found["w"], "state_q": found["state_raw"]}
+
+    run, levels = CHECKS["stages"]
+    failing = asked(run, replace(SOUND, stages=shown), **levels)
+    assert failing == ["stage.w_q", "stage.state_q", "stage.final_state"]
