@@ -65,7 +65,18 @@ ROWS = (
         profiles=profiles(
             "each",
             "pairs",
-            quick={"dtype": ("bf16",), "sites": ("both",), "length": ("65",), "heads": ("32x48",)},
+            quick={
+                "dtype": ("bf16",),
+                "sites": ("both",),
+                "length": ("65",),
+                "heads": ("32x48",),
+                "packing": ("docs",),
+                "layout": ("vk",),
+                "initial": ("given",),
+                "gradients": ("both",),
+                "grouping": ("hv2",),
+                "block_v": ("16",),
+            },
         ),
     ),
 )

@@ -409,6 +409,14 @@ _STATE_AXES = levels("dtype", "format", "block_v", "layout") | {
     "packing": ("batch", "docs"),
 }
 
+_QUICK = {
+    "dtype": ("bf16",),
+    "heads": ("32x48",),
+    "block_v": ("16",),
+    "packing": ("docs",),
+    "layout": ("vk",),
+}
+
 ROWS = (
     CheckRow(
         "probe.state",
@@ -418,9 +426,7 @@ ROWS = (
         axes=_STATE_AXES | {"length": ("1", "65"), "heads": ("32x48", "16x16")},
         regimes=("probe",),
         must_run=tuple({"dtype": dtype, "format": fmt} for dtype in DTYPES for fmt in ("e4m3", "int8")),
-        profiles=profiles(
-            "pairs", "triples", quick={"dtype": ("bf16",), "length": ("1",), "heads": ("32x48",)}
-        ),
+        profiles=profiles("pairs", "triples", quick=_QUICK | {"length": ("1",)}),
     ),
     CheckRow(
         "probe.write",
@@ -430,7 +436,7 @@ ROWS = (
         axes=_STATE_AXES | {"initial": ("given", "zero"), "heads": ("32x48", "48x64")},
         regimes=("probe",),
         must_run=tuple({"dtype": dtype, "format": fmt} for dtype in DTYPES for fmt in ("e4m3", "int8")),
-        profiles=profiles("each", "pairs", quick={"dtype": ("bf16",), "heads": ("32x48",)}),
+        profiles=profiles("each", "pairs", quick=_QUICK | {"initial": ("given",)}),
     ),
     CheckRow(
         "probe.w",
