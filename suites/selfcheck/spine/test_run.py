@@ -74,11 +74,14 @@ def tally(receipt: dict[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def test_every_subject_gets_what_it_deserves(finished: tuple[Path, int, dict[str, Any]]) -> None:
-    assert tally(finished[2]) == {
+    found = tally(finished[2])
+    for name, verdict, least in (("dies", "crash", 4), ("hangs", "hang", 2)):
+        counts = found.pop(name)
+        assert set(counts) == {verdict, "not_run"}
+        assert least <= counts[verdict] <= least + 1  # the other worker may be at it already
+    assert found == {
         "good": {"passed": 8},
         "wrong": {"passed": 6, "failed_numeric": 2},
-        "dies": {"crash": 4, "not_run": 4},
-        "hangs": {"hang": 2, "not_run": 6},
         "leaves": {"error": 8},
         "prints": {"passed": 8},
         "absent": {"error": 8},
