@@ -1,8 +1,8 @@
 """Waivers: documented exceptions that are re-judged on every run. Pure but for reading the file; no torch.
 
 A waiver turns a failing case into a waived one, and nothing else. It is red itself when it has expired, when
-no executed case matches it, and when a case that it covers passes: an exception that is no longer needed hides
-the next fault.
+no executed case matches it, and when a case that it covers passes: an exception that is no longer needed
+hides the next fault.
 """
 
 from __future__ import annotations
@@ -278,8 +278,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 def glob(pattern: str, text: str) -> bool:
     """Whether a pattern of `*` (anything) and `?` (one character) matches a whole text, in linear time.
 
-    Pieces between stars are looked for from left to right, each at its first place: no backtracking, so that a
-    pattern with many stars cannot hang its reader.
+    Pieces between stars are looked for from left to right, each at its first place: no backtracking, so that
+    a pattern with many stars cannot hang its reader.
     """
     first, *others = [re.escape(piece).replace(r"\?", ".") for piece in pattern.split("*")]
     if not others:
