@@ -58,23 +58,22 @@ def nearness(comparison: Comparison) -> float:
     return comparison.margin if comparison.kind in JUDGED else float(not comparison.passed)
 
 
-def table(
-    records: Iterable[tuple[str, CaseRecord]],
-) -> tuple[dict[tuple[str, str, str], float], list[str], int]:
-    """Largest nearness by check, carrier and tensor; what failed, one line each; how many cases ran."""
+def accusation(name: str, record: CaseRecord) -> str:
+    """What a correct subject was accused of, in one line; empty when it was not."""
+    wrong = [c for c in record.comparisons if not c.passed]
+    if not wrong and record.verdict not in (Verdict.ERROR, Verdict.CRASH):
+        return ""
+    return f"FAILED {name}: {record.case_id}: {record.reason}"
+
+
+def largest_nearness(records: Iterable[CaseRecord]) -> dict[tuple[str, str, str], float]:
+    """The largest nearness by check, carrier and tensor."""
     largest: dict[tuple[str, str, str], float] = defaultdict(float)
-    failed: list[str] = []
-    ran = 0
-    for name, record in records:
-        ran += bool(record.comparisons)
-        for comparison in record.comparisons:
-            if comparison.kind in JUDGED:
-                key = (record.check, record.levels.get("dtype", ""), comparison.tensor)
-                largest[key] = max(largest[key], nearness(comparison))
-        wrong = [c for c in record.comparisons if not c.passed]
-        if wrong or record.verdict in (Verdict.ERROR, Verdict.CRASH):
-            failed.append(f"{name}: {record.case_id}: {record.reason}")
-    return dict(largest), failed, ran
+    for record in records:
+        for comparison in (c for c in record.comparisons if c.kind in JUDGED):
+            key = (record.check, record.levels.get("dtype", ""), comparison.tensor)
+            largest[key] = max(largest[key], nearness(comparison))
+    return dict(largest)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,18 +90,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     subjects = {name: GOOD[name].subject() for name in options.subjects}
-    records = (
-        record
-        for seed in options.seeds
-        for record in judged(subjects, planned_cases(options.profile, seed, options.share))
-    )
-    largest, failed, ran = table(records)
-    for (check, dtype, tensor), value in sorted(largest.items()):
+    records: list[CaseRecord] = []
+    accused = 0
+    for seed in options.seeds:
+        for name, record in judged(subjects, planned_cases(options.profile, seed, options.share)):
+            records.append(record)
+            line = accusation(name, record)
+            accused += bool(line)
+            if line:
+                print(line, flush=True)
+    for (check, dtype, tensor), value in sorted(largest_nearness(records).items()):
         print(f"{check:18} {dtype:5} {tensor:14} {value:.2f}")
-    for line in failed:
-        print(f"FAILED {line}")
-    print(f"{ran} cases, {len(failed)} failed")
-    return int(bool(failed) or not ran)
+    ran = sum(bool(record.comparisons) for record in records)
+    print(f"{ran} cases, {accused} failed")
+    return int(bool(accused) or not ran)
 
 
 if __name__ == "__main__":

@@ -102,10 +102,9 @@ def _violations(
     high = (x.abs() + d).amax(axes, keepdim=True) / grid.largest
     scale = largest / grid.largest
     plausible = (scale >= low * (1 - ULPS)) & (scale <= high * (1 + ULPS))
-    unit = (low < SMALLEST_NORMAL) & (
-        largest <= high * grid.largest
-    )  # scale 1: the codes are those of x itself
-    divisor = torch.where((scale > 0) & plausible & ~(low < SMALLEST_NORMAL), scale, torch.ones_like(scale))
+    unit = (low < SMALLEST_NORMAL) & (largest == 0)  # with scale 1 so small a tile rounds to zeros
+    usable = plausible & (scale >= SMALLEST_NORMAL * (1 - ULPS))
+    divisor = torch.where(usable, scale, torch.ones_like(scale))
     code = y / divisor
     reach = ULPS * code.abs() + SMALLEST_NORMAL / divisor  # subnormal values are coarse, or flushed to zero
     lower, upper = (round_to_grid(((x + s * d) / divisor).contiguous(), grid) for s in (-1.0, 1.0))

@@ -113,3 +113,23 @@ def test_a_copy_for_a_subject_shares_nothing_and_keeps_strides() -> None:
     assert copy.do is not None
     assert problem.do is not None
     assert copy.do.stride() == problem.do.stride()
+
+
+def test_a_tile_far_below_its_noise_is_judged_on_the_scale_that_it_has() -> None:
+    levels = {
+        "dtype": "fp16",
+        "sites": "state",
+        "length": "1",
+        "heads": "32x32",
+        "block_v": "16",
+        "format": "int8",
+    }
+    problem = build_problem(levels, "subnormal", 5)
+    evidence = evidence_for(problem, "fp16", smooth=True)
+    assert evidence.raw_state is not None
+    assert evidence.state_width is not None
+    right = rounded_state(evidence.raw_state, problem).float()
+    found = judge_final_state(
+        right, evidence.raw_state, evidence.state_width, problem, layout_of("final_state")
+    )
+    assert found.error == 0
