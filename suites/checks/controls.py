@@ -70,6 +70,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "probe_state": Look("probe.state", {"block_v": "16"}),
         "probe_w": Look("probe.w"),
         "probe_write": Look("probe.write", {"block_v": "16"}),
+        "decay": Look("probe.decay", {"packing": "batch"}),
         "exact": Look("op.exact", {"sites": "both", "grouping": "hv2", "length": "129"}),
         "exact_docs": Look("op.exact", {"sites": "both", "packing": "docs", "grouping": "hv2"}),
         "exact_empty": Look("op.exact", {"sites": "both", "packing": "empty_middle", "layout": "vk"}),

@@ -102,7 +102,7 @@ RANGES = (
         "the carried state does not decay",
         {"over_chunk": _no_update_decay},
         tier="whole",
-        looks=("plain",),
+        looks=("decay",),
     ),
     Control(
         "decay_by_column",
@@ -110,7 +110,7 @@ RANGES = (
         "the decay of a chunk is looked up at a row that depends on the thread",
         {"update": _by_column},
         tier="whole",
-        looks=("plain",),
+        looks=("decay",),
     ),
     Control(
         "sum_restarted",
@@ -118,7 +118,7 @@ RANGES = (
         "the running sum of gates starts again with every block of 16 rows",
         {"cumulate": _restarted},
         tier="whole",
-        looks=("plain",),
+        looks=("decay",),
     ),
     Control(
         "factored_decay",
@@ -142,7 +142,7 @@ RANGES = (
         "natural logarithms are taken for binary ones",
         {"decay": _base_two},
         tier="whole",
-        looks=("plain",),
+        looks=("decay",),
     ),
     Control(
         "gate_exclusive",
@@ -150,7 +150,7 @@ RANGES = (
         "the running sum leaves the token's own gate out",
         {"cumulate": _exclusive},
         tier="whole",
-        looks=("plain",),
+        looks=("decay",),
     ),
     Control(
         "gate_in_bf16",
@@ -158,7 +158,7 @@ RANGES = (
         "the gate arrives in bf16",
         {"cumulate": _bf16_gate},
         tier="whole",
-        looks=("plain",),
+        looks=("decay",),
     ),
     Control(
         "gate_sum_in_bf16",
@@ -166,7 +166,7 @@ RANGES = (
         "the running sum of gates is stored in bf16",
         {"cumulate": _bf16_sum},
         tier="whole",
-        looks=("plain",),
+        looks=("decay",),
     ),
     Control(
         "state_through_fp16",

@@ -177,7 +177,7 @@ SEQUENCES = (
         "the backward state pass loads the first head's gate for all",
         {"scan_back": _gate_of_head_0_backward},
         tier="whole",
-        looks=("plain",),
+        looks=("decay",),
     ),
     Control(
         "first_of_group",

@@ -10,6 +10,7 @@ from suites.tables.trims import trimmed
 MODULES: tuple[str, ...] = (
     "qdq",
     "probes",
+    "decay",
     "exact",
     "grid",
     "stages",

@@ -1,0 +1,138 @@
+"""The decay alone, to the precision of fp32 in every carrier.
+
+Where no token writes (beta = 0), the final state is the initial one times the exponential of the sum of all
+gates, and the initial state's gradient is the final one's times the same. No matmul operand takes part in
+that, so the noise of a 16-bit carrier hides nothing: a gate that was narrowed shows, or a running sum.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from qualify.case import Case, CheckOutput
+from qualify.checks_table import CheckRow
+from qualify.compare import layout_of, mismatch
+from qualify.problem import Outcome, Problem
+from qualify.records import Comparison, Worst
+from qualify.regimes import build_problem
+from qualify.subjects import Subject
+from references.wrong_answers import WRONG_ANSWERS
+from suites.checks.evidence import WrongResultError, device_of, outcome_of, output_of
+from suites.checks.rows import DTYPES, OP, profiles
+from suites.oracle import expected
+
+Tensor = torch.Tensor
+
+JUDGED = ("final_state", "dh0")
+UNIT = 2.0**-24
+"""Unit roundoff of fp32."""
+
+CHUNK = 64
+PER_TOKEN = 3.0
+"""Roundings of a recurrence that decays token by token: an exponential and a product."""
+
+DEPARTURES = ("gate_bf16", "gate_base_two", "gate_exclusive", "first_gate_head", "no_update_decay")
+"""Wrong answers about the decay, as far as it can show here."""
+
+CLEAR = 2.0
+"""A wrong answer is excluded when it is this many budgets away: its own rounding may bring it one nearer."""
+
+
+def run(case: Case, subject: Subject) -> CheckOutput:
+    """Judges the final state and the initial state's gradient where no token writes.
+
+    Args:
+        case: levels of `qualify.regimes.AXES`; sequences are not packed.
+        subject: what is judged.
+    """
+    problem = silent(build_problem(case.levels, "random", case.seed, device_of(case)))
+    try:
+        outcome = outcome_of(subject, problem)
+    except WrongResultError as error:
+        return output_of([error.comparison], problem)
+    return output_of(judge(problem, outcome), problem)
+
+
+def silent(problem: Problem) -> Problem:
+    """A problem in which no token writes and the output has no gradient."""
+    return problem.with_(beta=torch.zeros_like(problem.beta), do=None)
+
+
+def judge(problem: Problem, outcome: Outcome) -> list[Comparison]:
+    """Holds both states of an outcome against the bound of fp32 arithmetic.
+
+    Args:
+        problem: `silent`, of sequences that are not packed.
+        outcome: of a subject.
+    """
+    exact = expected(problem)
+    wrong = {name: expected(problem, semantics=WRONG_ANSWERS[name].semantics) for name in DEPARTURES}
+    return [_judged(problem, name, exact, outcome[name], wrong) for name in JUDGED]
+
+
+def relative_bound(g: Tensor) -> Tensor:
+    """Largest relative error of `exp(sum g)` in fp32, `[B, HV]`, whatever the order of the sum.
+
+    Args:
+        g: log decays `[B, T, HV]`. A running sum over a chunk rounds each of up to 64 partial sums, and the
+            exponential's argument is rounded once more in another base.
+    """
+    total, tokens = g.double().abs().sum(1), g.shape[1]
+    return UNIT * ((min(tokens, CHUNK) + 2.0) * total + PER_TOKEN * tokens)
+
+
+def _judged(
+    problem: Problem, name: str, exact: Outcome, actual: Tensor | None, wrong: dict[str, Outcome]
+) -> Comparison:
+    target = exact[name]
+    assert target is not None
+    shape, device = tuple(target.shape), target.device
+    unlike = mismatch(name, actual, shape=shape, dtype=torch.float32, device=device)
+    if unlike is not None:
+        return unlike
+    assert actual is not None
+    bound = relative_bound(problem.g)[..., None, None] * target.abs() + 2.0**-126
+    shares = (actual.double() - target).abs() / bound
+    shares = torch.where(shares.isnan(), torch.full_like(shares, torch.inf), shares)
+    place = tuple(int(i) for i in torch.unravel_index(shares.flatten().argmax().cpu(), shares.shape))
+    distances = {
+        other: float(((x - target).abs() / bound).max()) / CLEAR
+        for other, found in wrong.items()
+        if (x := found[name]) is not None
+    }
+    return Comparison(
+        tensor=name,
+        kind="budget",
+        metric="share_of_bound",
+        error=float(shares.max()),
+        budget=1.0,
+        derivation="fp32 bound of a running sum over each chunk, an exponential and a product",
+        worst=Worst(layout_of(name).place(place), float(target[place]), float(actual[place])),
+        discrimination=distances,
+        excluded=tuple(other for other, distance in distances.items() if distance > 1.0),
+    )
+
+
+ROWS = (
+    CheckRow(
+        "probe.decay",
+        "suites.checks.decay:run",
+        "where no token writes, nothing but the decay is left, and nothing hides it",
+        needs=OP,
+        axes={
+            "dtype": DTYPES,
+            "gates": ("ordinary", "weak", "zero"),
+            "packing": ("single", "batch"),
+            "sites": ("none",),
+            "layout": ("kv", "vk"),
+            "length": ("65", "145"),
+            "heads": ("16x16", "32x48"),
+            "grouping": ("hv1", "hv2"),
+        },
+        regimes=("random",),
+        must_run=tuple({"dtype": dtype, "gates": "ordinary"} for dtype in DTYPES),
+        profiles=profiles(
+            "each", "pairs", quick={"dtype": ("bf16",), "gates": ("ordinary",), "length": ("65",)}
+        ),
+    ),
+)
