@@ -164,7 +164,8 @@ def evidence_for(
     exact = expected(problem)
     final = smooth and problem.state_format is not None and problem.output_final_state
     semantics = UNROUNDED_FINAL if final else None
-    store = arithmetic if wide else CARRIER_NAMES[problem.carrier]
+    carrier = CARRIER_NAMES[problem.carrier]
+    store = "tf32" if wide and carrier == "fp16" else carrier  # fp16 without its range
     members = noise_runs(problem, arithmetic, runs, semantics=semantics, store=store)
     members += deterministic_runs(problem, arithmetic, semantics, store=store)
     if problem.w_format is None and problem.carrier is not torch.float32:
