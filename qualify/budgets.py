@@ -21,10 +21,10 @@ from qualify.subjects import USUAL_ARITHMETIC
 
 Tensor = torch.Tensor
 
-SLACK = 2.0
+SLACK = 4.0
 """Budget over the largest error of the noise runs; docs/calibration.md has the measurements behind it."""
 
-FLIPS = 2.0
+FLIPS = 3.0
 """Further slack for a chunk or an element where codes may flip: few runs see few flips, not the worst."""
 
 UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
@@ -35,7 +35,7 @@ UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
 COARSENESS: Mapping[str, int] = MappingProxyType({"ieee": 0, "tf32": 1, "fp16": 1, "bf16": 2})
 """Order of arithmetics from fine to coarse."""
 
-CANCELLED = 2.0**-22
+CANCELLED = 2.0**-20
 """Error of terms that cancel in a sum, relative to them: a few fp32 roundings, whatever the operands."""
 
 UNDERFLOW: Mapping[str, float] = MappingProxyType(

@@ -9,7 +9,7 @@ from suites.tables.axes import GPU_SMS, SMS
 def _gpu(name: str, sm: str, because: str) -> Profile:
     others = tuple(other for other in GPU_SMS if other != sm)
     return Profile(
-        name, sm, because, other_sms=others, time_limit_s=180.0, import_limit_s=300.0, workers_per_gpu=12
+        name, sm, because, other_sms=others, time_limit_s=180.0, import_limit_s=300.0, workers_per_gpu=16
     )
 
 
