@@ -183,7 +183,7 @@ def evidence_for(
                 target,
                 samples,
                 dtype=dtype_of(problem, name),
-                underflow=_underflow(problem, name, arithmetic),
+                underflow=_underflow(problem, name, arithmetic, wide),
                 magnitude=magnitudes.get(name),
                 roundoff=UNIT_ROUNDOFF[arithmetic],
             )
@@ -351,7 +351,7 @@ def _terms(problem: Problem) -> Tensor:
     return (ends - torch.arange(len(blocks), device=blocks.device)).double()
 
 
-def _underflow(problem: Problem, tensor: str, arithmetic: str) -> float:
+def _underflow(problem: Problem, tensor: str, arithmetic: str, wide: bool) -> float:
     """What is lost of a tensor when an operand underflows: a decay that was folded into it, for instance."""
 
     def largest(*inputs: Tensor | None) -> float:
@@ -362,6 +362,10 @@ def _underflow(problem: Problem, tensor: str, arithmetic: str) -> float:
     forward = max(1.0, largest(problem.v, problem.initial_state))
     if tensor in ("o", "final_state"):
         return UNDERFLOW[arithmetic] * forward
+    if (
+        wide and problem.carrier is torch.float16 and tensor != "dh0"
+    ):  # through W's gradient, in W's own dtype
+        return UNDERFLOW["fp16"] * forward
     return UNDERFLOW[arithmetic] * largest(problem.do, problem.dht) * forward
 
 
