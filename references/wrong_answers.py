@@ -357,7 +357,7 @@ _BACKWARD_ROWS = (
         "backward_at_recomputed_w",
         "the backward rounds a W that it recomputed in bf16",
         {"backward_w": "recomputed"},
-        ("w", "incoming", "backward"),
+        ("w", "incoming", "backward", "w_not_bf16"),
         BACKWARD,
     ),
     _Row(

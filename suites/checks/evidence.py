@@ -126,6 +126,7 @@ class Evidence:
             state_format=p.state_format,
             w_format=p.w_format,
             state_block_v=p.state_block_v,
+            w_dtype=p.carrier,
         )
 
     @cached_property
