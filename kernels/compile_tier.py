@@ -16,6 +16,7 @@ all are compiled where the smallest recorded one comes out otherwise now.
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import importlib
 import json
@@ -158,8 +159,41 @@ def key_of(build: Build, sm: int) -> str:
     """The digest of all that the outcome of `compile_build` depends on; of no use in the interpreter."""
     import triton
 
-    parts = (ast_source(build).hash(), sm, sorted(row_named(build).options().items()), triton.__version__)
-    return hashlib.sha256(repr((*parts, compiler_version(sm))).encode()).hexdigest()
+    source = ast_source(build)
+    parts = (
+        sorted(sources_of(source.fn).items()),
+        sorted(source.signature.items()),
+        sorted((place, str(value)) for place, value in source.constants.items()),
+        sorted(source.attrs.items()),
+        sorted(row_named(build).options().items()),
+        (sm, triton.__version__, compiler_version(sm)),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def sources_of(kernel: Any) -> dict[str, str]:
+    """The text of a kernel, of all device functions that it calls, and the global constants that they name.
+
+    Triton's own key of a kernel depends on what was compiled before it, so it cannot be kept.
+    """
+    from triton import JITFunction
+    from triton.language import constexpr
+
+    found: dict[str, str] = {}
+    left = [kernel]
+    while left:
+        function = left.pop()
+        name = f"{function.fn.__module__}.{function.fn.__name__}"
+        if name in found:
+            continue
+        found[name] = function.src
+        for node in ast.walk(ast.parse(function.src)):
+            value = function.fn.__globals__.get(node.id) if isinstance(node, ast.Name) else None
+            if isinstance(value, JITFunction):
+                left.append(value)
+            elif isinstance(value, constexpr):
+                found[f"{name}: {ast.unparse(node)}"] = str(value.value)
+    return found
 
 
 @cache

@@ -27,7 +27,34 @@ class Spill:
     sm: tuple[int, int] = ANY_SM
 
 
-SPILLS: tuple[Spill, ...] = ()
+SPILLS: tuple[Spill, ...] = (
+    Spill("gdn_outer_gradient:bf16-w4-32x64", 576, "only ever forced"),
+    Spill(
+        "gdn_outer_gradient:bf16-w8-64x64",
+        1432,
+        "4 warps spill too; 88 B on SM 9.0 and 8 B on SM 10.0, most where operands are in registers",
+    ),
+    Spill("gdn_outer_gradient:bf16-w8-s3", 32, "10 % faster on an H200 than two stages"),
+    Spill("gdn_outer_gradient:fp32-w8-32x32", 616, "fewest spills of the tiles that were tried"),
+    Spill(
+        "gdn_output:bf16-w4-bv128", 16, "20 % faster on an H200 than tiles of 64, and spills nothing there"
+    ),
+    Spill("gdn_solve:bf16-w4", 216, "8 warps take twice as long on an H200, where this row spills nothing"),
+    Spill("gdn_solve:fp32-w8", 16, "fewest spills of the rows that were tried"),
+    Spill("gdn_solve_gradient:bf16-w4-64x64", 656, "half the time of 8 warps on an H200"),
+    Spill("gdn_solve_gradient:bf16-w8-64x64", 400, "only ever forced"),
+    Spill("gdn_solve_gradient:fp32-w8-32x32", 744, "X, dX and their products are 64 x 64 whatever the tile"),
+    Spill("gdn_state:bf16-w4-s2", 240, "8 warps spill nothing and take 16 % longer on an H200"),
+    Spill("gdn_state:fp32-w8", 56, "fewest spills of the tiles that were tried"),
+    Spill(
+        "gdn_state:fp32-w8-halves",
+        3064,
+        "a [256, 128] group in fp32 is 128 registers of each of 256 threads; only K = 256 takes this row",
+    ),
+    Spill("gdn_state_gradient:bf16-w4-s3", 8, "20 % faster on an H200 than two stages"),
+    Spill("gdn_state_gradient:bf16-w8", 40, "4 warps spill too with this tile"),
+    Spill("gdn_state_gradient:fp32-w4", 128, "a tile of 16 columns is the smallest that there is"),
+)
 
 
 def allowance(row: str, sm: int) -> Spill:

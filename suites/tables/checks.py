@@ -25,6 +25,7 @@ MODULES: tuple[str, ...] = (
     "relations",
     "documents",
     "slope",
+    "compile_tier",
     "controls",
 )
 """Modules of `suites.checks` with a tuple `ROWS`; the cheapest and sharpest evidence first."""
