@@ -32,8 +32,8 @@ def _backend(path: str) -> Any:
 
 
 _BACKENDS = (
-    ("cuda.matmul", "fp32_precision"),
     ("cuda.matmul", "allow_tf32"),
+    ("cuda.matmul", "fp32_precision"),  # after the older name, which moves it when it is put back
     ("cuda.matmul", "allow_bf16_reduced_precision_reduction"),
     ("cuda.matmul", "allow_fp16_reduced_precision_reduction"),
     ("cudnn", "allow_tf32"),
@@ -117,11 +117,13 @@ class Switches:
     def restore(self) -> list[str]:
         """Puts everything back; returns what had been changed, in words."""
         changed = self._restore_functions()
-        for name, (read, write) in SWITCHES.items():
-            before, after = self.values[name], read()
-            if before != after:
-                changed.append(f"{name} from {before} to {after}")
-                write(before)
+        for name, (read, _) in SWITCHES.items():
+            if (after := read()) != self.values[name]:
+                changed.append(f"{name} from {self.values[name]} to {after}")
+        for _ in range(2):  # some switches are two names of one thing, and writing one moves the other
+            for name, (read, write) in SWITCHES.items():
+                if read() != self.values[name]:
+                    write(self.values[name])
         torch.set_rng_state(self.generators[0])
         random.setstate(self.generators[1])
         np.random.set_state(self.generators[2])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from qualify.guard import unchanged
+from qualify.guard import SWITCHES, unchanged
 from qualify.plan import PlannedSubject
 from qualify.planning import make_plan
 from qualify.records import CaseRecord, Verdict
@@ -93,6 +93,10 @@ def set_precision_anew() -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
+def set_older_name() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = not torch.backends.cuda.matmul.allow_tf32
+
+
 def set_flag() -> None:
     torch.backends.cudnn.allow_tf32 = not torch.backends.cudnn.allow_tf32
 
@@ -126,6 +130,7 @@ def set_autocast() -> None:
         set_seed,
         set_precision,
         set_precision_anew,
+        set_older_name,
         set_flag,
         set_deterministic,
         set_flush,
@@ -140,7 +145,9 @@ def test_changed_state_fails_the_case_and_is_put_back(change: Callable[[], None]
         return 2 * w
 
     before, function, method = torch.get_default_dtype(), torch.allclose, torch.Tensor.abs
+    switches = {name: read() for name, (read, _) in SWITCHES.items()}
     record = run(qdq_w)
+    assert {name: read() for name, (read, _) in SWITCHES.items()} == switches
     assert record.verdict is Verdict.FAILED_NUMERIC
     assert [c.tensor for c in record.comparisons if not c.passed] == ["global_state"]
     changes: list[str] = []
