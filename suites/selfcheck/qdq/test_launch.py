@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,7 +15,7 @@ def row(name: str, **options: object) -> LaunchRow:
 
 
 @pytest.fixture(autouse=True)
-def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_ROWS", {})
     launch.register(
         [
@@ -25,7 +24,6 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             row("k:any"),
         ]
     )
-    return
 
 
 def test_the_first_row_that_fits_is_chosen() -> None:
