@@ -56,8 +56,8 @@ def test_a_compiled_call_is_one_graph_with_the_same_bits() -> None:
 
 def test_a_compiled_call_is_compiled_again_for_other_sizes_and_without_what_is_optional() -> None:
     torch.compiler.reset()
-    cell = "dtype:fp32,sites:none,packing:unequal,initial:zero,final:dropped,grouping:hv1"
-    for sizes in ("length:1,heads:16x16", "length:3,heads:20x24"):
+    cell = "dtype:fp32,sites:none,packing:one_token,initial:zero,final:dropped,grouping:hv1"
+    for sizes in ("length:1,heads:16x16", "length:2,heads:20x24"):
         problem = random_problem(f"{cell},{sizes}")
         assert different_bits(compiled(problem), run(problem)) == []
 

@@ -17,11 +17,11 @@ from suites.selfcheck.gdn.inputs import (
 
 EXACT = (
     "dtype:bf16,sites:both,block_v:16,packing:single,length:65,heads:24x40,grouping:hv1,layout:kv,initial:given",
-    "dtype:fp32,sites:both,block_v:32,packing:unequal,length:17,heads:40x48,grouping:hv2,layout:vk,initial:given",
+    "dtype:fp32,sites:both,block_v:32,packing:unequal,length:33,heads:32x48,grouping:hv1,layout:vk,initial:given",
     "dtype:fp16,sites:both,format:int8,block_v:128,packing:batch,length:33,heads:40x136,grouping:hv1,layout:vk",
     "dtype:fp16,sites:state,format:int8,block_v:64,packing:empty_first,length:65,heads:32x72,grouping:hv1,"
     "initial:zero",
-    "dtype:fp32,sites:none,packing:one_token,length:3,heads:16x16,grouping:hv1,gradients:state",
+    "dtype:fp32,sites:none,packing:one_token,length:2,heads:16x16,grouping:hv2,gradients:state",
     "dtype:bf16,sites:w,packing:empty_last,length:65,heads:40x24,grouping:hv1,initial:zero,gradients:output",
 )
 """Every carrier, site, format, block_v, layout and kind of packing; groups of one and two value heads; whole
