@@ -37,7 +37,9 @@ _PLAIN = {
 
 INTERPRETED: Mapping[str, Options] = {
     "probe.state": Options("each", axes={**_ONE_CARRIER, "length": ("1",), "heads": ("16x16",)}),
-    "probe.w": Options("each", axes={"dtype": ("bf16",), "heads": ("32x32",), "packing": ("batch",)}),
+    "probe.w": Options(
+        "each", axes={"dtype": ("bf16",), "heads": ("32x32",), "packing": ("batch",)}, time_limit_s=60.0
+    ),
     "op.chunk": Options("each", axes={**_ONE_CARRIER, **_SMALL, **_PLAIN}, regimes=("random", "near_tie")),
     "op.named": Options("each", axes=_ONE_CARRIER),
     "op.whole": Options("each", axes={**_ONE_CARRIER, **_SMALL, **_PLAIN}, regimes=("random", "huge")),
@@ -72,6 +74,7 @@ CPU_STRENGTH: Mapping[str, Strength] = {
     "op.chunk": "each",
     "op.dynamic_range": "each",
     "op.relations": "each",
+    "op.smooth": "each",
 }
 """Check -> strength in `cpu`; its neighbours cover the same axes in pairs."""
 
