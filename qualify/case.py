@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,6 +34,27 @@ class Case:
         """``subject/check[axis:level,...]regime#seed``."""
         cell = ",".join(f"{axis}:{level}" for axis, level in self.levels.items())
         return f"{self.subject}/{self.check}[{cell}]{self.regime}#{self.seed}"
+
+
+ID = re.compile(r"([^/\[\]]+)/([^\[\]]+)\[([^\[\]]*)\]([^#\[\]]+)#(-?[0-9]{1,18})")
+
+
+def case_of_id(case_id: str) -> Case:
+    """The case that an id names, whatever tables planned it.
+
+    Raises:
+        ValueError: the text is no case id, or names no case that would have this id.
+    """
+    match = ID.fullmatch(case_id)
+    if match is not None:
+        subject, check, cell, regime, seed = match.groups()
+        levels = {axis: level for axis, _, level in (p.partition(":") for p in cell.split(",") if p)}
+        case = Case(check, levels, regime, int(seed), subject)
+        if case.case_id == case_id:
+            return case
+    raise ValueError(
+        f"a case id must be subject/check[axis:level,...]regime#seed, got {case_id[:120]!r}; check it"
+    )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from qualify.axes import REGIME_AXIS, SM_AXIS, Profile
 from qualify.canonical import digest
-from qualify.case import Case
+from qualify.case import Case, case_of_id
 from qualify.cover import Proof
 from qualify.errors import UsageError
 from qualify.tables import Tables
@@ -136,15 +136,12 @@ def case_from_id(tables: Tables, case_id: str, time_limit_s: float) -> PlannedCa
     Raises:
         UsageError: the text is no case id of these tables.
     """
-    match = re.fullmatch(r"([^/\[\]]+)/([^\[\]]+)\[([^\[\]]*)\]([^#\[\]]+)#(-?\d+)", case_id)
-    if match is None:
-        raise UsageError(
-            f"a case id reads subject/check[axis:level,...]regime#seed, got {case_id!r}; copy it"
-        )
-    subject, check, cell, regime, seed = match.groups()
+    try:
+        case = case_of_id(case_id)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    check, levels, regime = case.check, case.levels, case.regime
     row = tables.check(check)
-    pairs = [pair.partition(":") for pair in cell.split(",") if pair]
-    levels = {axis: level for axis, _, level in pairs}
     known = {**{axis.name: axis.levels for axis in tables.axes}, **row.axes}
     for axis, level in levels.items():
         if level not in known.get(axis, ()):
@@ -153,7 +150,6 @@ def case_from_id(tables: Tables, case_id: str, time_limit_s: float) -> PlannedCa
         raise UsageError(
             f"{check} varies {SM_AXIS}, {', '.join(row.axes)} in a known regime, got {case_id!r}"
         )
-    case = Case(check, levels, regime, int(seed), subject)
     return PlannedCase(case, row.run, row.needs, time_limit_s, row.control)
 
 

@@ -15,13 +15,12 @@ from qualify.canonical import canonical_bytes, digest
 from qualify.exclusions import OP, exclusions
 from qualify.execute import RECEIPT_NAME, in_shard, read_plan
 from qualify.log import LOG_NAME, Log, read_log
+from qualify.packing import SCHEMA, SCHEMA_VERSION, command_of, packed, unpacked
 from qualify.plan import Plan
 from qualify.records import CaseRecord, Comparison, Verdict, jsonable
 from qualify.tables import WrongAnswerRow
 from qualify.verdicts import Exclusion, Judgement, SubjectOffer, judge
 
-SCHEMA = "gdn-qualify/receipt"
-SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("receipt.schema.json")
 
 NO_RESULT = "the log has no result for this case"
@@ -32,6 +31,8 @@ VALUE_DIGITS = 9
 
 def assemble(folder: Path) -> dict[str, Any]:
     """The receipt of a run, finished or not: whatever is planned and has no result is recorded as not run.
+
+    Its body holds every case whole; `write_receipt` packs it.
 
     Args:
         folder: the run's folder.
@@ -79,7 +80,7 @@ def receipt_of(plan: Plan, log: Log) -> dict[str, Any]:
         "manifest": {},
     }
     body = jsonable(body)
-    return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "id": digest(body), "body": body}
+    return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "id": digest(packed(body)), "body": body}
 
 
 def write_receipt(folder: Path, receipt: Mapping[str, Any]) -> Path:
@@ -90,7 +91,7 @@ def write_receipt(folder: Path, receipt: Mapping[str, Any]) -> Path:
     """
     path = folder / RECEIPT_NAME
     draft = path.with_suffix(".json.part")
-    draft.write_bytes(canonical_bytes(receipt) + b"\n")
+    draft.write_bytes(canonical_bytes({**receipt, "body": packed(receipt["body"])}) + b"\n")
     return draft.replace(path)
 
 
@@ -103,10 +104,8 @@ def complete(plan: Plan, log: Log, shard: tuple[int, int] = (0, 1)) -> list[Case
         if record is None:
             reason = log.stopped.get(planned.case.subject, NO_RESULT)
             record = blank(planned, Verdict.NOT_RUN, reason)
-        command = f"qualify rerun '{planned.case_id}'"
-        given = origins.get(planned.case.subject, planned.case.subject)
-        if given != planned.case.subject:
-            command += f" --subject {given}"
+        given = origins.get(planned.case.subject, "")
+        command = command_of(planned.case_id, planned.case.subject, given)
         made.append(replace(record, command=command, must_run=planned.case.must_run))
     return made
 
@@ -114,10 +113,7 @@ def complete(plan: Plan, log: Log, shard: tuple[int, int] = (0, 1)) -> list[Case
 def compact(record: CaseRecord) -> dict[str, Any]:
     """A record as JSON without the fields that are on their defaults."""
     row = _without_defaults(record)
-    row["comparisons"] = [
-        {**_without_defaults(c), "passed": c.passed, "margin": _short(c.margin, FIGURE_DIGITS)}
-        for c in map(_rounded, record.comparisons)
-    ]
+    row["comparisons"] = [_without_defaults(c) for c in map(_rounded, record.comparisons)]
     return row
 
 
@@ -203,12 +199,17 @@ def _plan_part(plan: Plan) -> dict[str, Any]:
 
 def _subject_facts(plan: Plan, log: Log) -> list[dict[str, Any]]:
     return [
-        log.subjects.get(s.name)
-        or {
-            "name": s.name,
-            "origin": Path(s.given).name,
-            "offers": [],
-            "import_error": log.stopped.get(s.name, "no worker got as far as importing it"),
+        {
+            **(
+                log.subjects.get(s.name)
+                or {
+                    "name": s.name,
+                    "origin": Path(s.given).name,
+                    "offers": [],
+                    "import_error": log.stopped.get(s.name, "no worker got as far as importing it"),
+                }
+            ),
+            **({"given": s.given} if s.given not in ("", s.name) else {}),
         }
         for s in plan.subjects
     ]
@@ -294,7 +295,7 @@ def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_receipt_file(path: Path) -> dict[str, Any]:
-    """A receipt as JSON, for looking a case up; `qualify verify` is what checks one.
+    """A receipt as JSON with every case whole, for looking one up; `qualify verify` is what checks one.
 
     Raises:
         UsageError: the file is no receipt.
@@ -303,8 +304,9 @@ def read_receipt_file(path: Path) -> dict[str, Any]:
 
     try:
         receipt = json.loads(path.read_text())
-        if receipt["schema"] != SCHEMA or not isinstance(receipt["body"]["cases"], list):
-            raise ValueError("another schema")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if (receipt["schema"], receipt["schema_version"]) != (SCHEMA, SCHEMA_VERSION):
+            raise ValueError("another schema or another version of it")
+        receipt["body"] = unpacked(receipt["body"])
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise UsageError(f"{path} must be a receipt, got something else ({error}); check the path") from error
     return receipt  # type: ignore[no-any-return]

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from qualify.canonical import digest, digest_bytes
+from qualify.packing import SCHEMA, SCHEMA_VERSION, packed, unpacked
 from qualify.records import CaseRecord, Overall
 from qualify.tables import WrongAnswerRow
 from reports.reading import ReceiptError, parse_json, read_bytes, reader, short, without_collector
-
-SCHEMA = "gdn-qualify/receipt"
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,7 @@ class SubjectFacts:
     arithmetic: Mapping[str, str] = field(default_factory=dict)
     deterministic: bool = True
     import_error: str = ""
+    given: str = ""
 
 
 @dataclass(frozen=True)
@@ -299,7 +298,7 @@ class Receipt:
     """A receipt that was read: its id holds for its body.
 
     Attributes:
-        raw: the body as plain JSON values, for those who write a new receipt from this one.
+        raw: the body as plain JSON values, every case whole, for those who write a new receipt from it.
         file_digest: digest of the bytes of the file.
     """
 
@@ -309,7 +308,10 @@ class Receipt:
     file_digest: str = ""
 
 
-TAIL = re.compile(rb',"id":"(sha256:[0-9a-f]{64})","schema":"gdn-qualify/receipt","schema_version":1\}\n?$')
+TAIL = re.compile(
+    rb',"id":"(sha256:[0-9a-f]{64})","schema":"%b","schema_version":%d\}\n?$'
+    % (SCHEMA.encode(), SCHEMA_VERSION)
+)
 
 
 def load(path: Path) -> Receipt:
@@ -327,7 +329,7 @@ def load(path: Path) -> Receipt:
         tail = TAIL.search(data, max(0, len(data) - 200))
         if tail and data.startswith(b'{"body":') and digest_bytes(data[8 : tail.start()]) == tail[1].decode():
             body = check_envelope(value, str(path))
-            return Receipt(value["id"], reader(Body)(body, str(path)), body, digest_bytes(data))
+            return _receipt(value["id"], body, str(path), digest_bytes(data))
         return from_json(value, str(path), digest_bytes(data))
 
 
@@ -347,7 +349,15 @@ def from_json(value: Any, name: str = "receipt", file_digest: str = "") -> Recei
             f"{name}: its id must be the digest of its body, got {short(value['id'])} for {actual}; "
             "it was edited"
         )
-    return Receipt(actual, reader(Body)(body, name), body, file_digest)
+    return _receipt(actual, body, name, file_digest)
+
+
+def _receipt(receipt_id: str, body: Mapping[str, Any], name: str, file_digest: str) -> Receipt:
+    try:
+        raw = unpacked(body)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ReceiptError(f"{name}: {short(error, 240)}") from error
+    return Receipt(receipt_id, reader(Body)(raw, name), raw, file_digest)
 
 
 def check_envelope(value: Any, name: str) -> Mapping[str, Any]:
@@ -376,5 +386,10 @@ def check_envelope(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def seal(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A receipt around a body: schema, version and the id, which is the body's digest."""
-    return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "id": digest(body), "body": body}
+    """A receipt as it is written, around a body whose cases are whole; its id is the digest of that.
+
+    Raises:
+        ValueError, TypeError, KeyError: as `qualify.packing.packed`.
+    """
+    written = packed(body)
+    return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "id": digest(written), "body": written}

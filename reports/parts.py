@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from qualify.canonical import canonical_bytes, digest_bytes
+from qualify.packing import SCHEMA, SCHEMA_VERSION, packed
 from qualify.records import CaseRecord, Verdict, jsonable
 from qualify.verdicts import Exclusion
-from reports.model import SCHEMA, SCHEMA_VERSION, Body
+from reports.model import Body
 from reports.reading import ReceiptError, reader
 from reports.rederive import control_checks, excluded, restated
 
@@ -86,12 +87,12 @@ def rebuilt(raw: Mapping[str, Any], body: Body | None = None) -> dict[str, Any]:
 
 
 def write_receipt(path: Path, body: Mapping[str, Any]) -> str:
-    """Writes a receipt around a body, whole or not at all, and returns its id.
+    """Writes a receipt around a body whose cases are whole; the file whole or not at all. Returns its id.
 
     Raises:
         ReceiptError: the file cannot be written.
     """
-    text = canonical_bytes(body)
+    text = canonical_bytes(packed(body))
     made = digest_bytes(text)
     tail = canonical_bytes({"id": made, "schema": SCHEMA, "schema_version": SCHEMA_VERSION})
     write_file(path, b'{"body":' + text + b"," + tail[1:] + b"\n")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from qualify.packing import unpacked
 from reports.model import Receipt, from_json, load
 from reports.signing import make_key, sign
 from suites.selfcheck.reports import synthetic
@@ -14,14 +15,26 @@ from suites.selfcheck.reports import synthetic
 
 @pytest.fixture(scope="session")
 def sound() -> dict[str, Any]:
-    """A qualified receipt of 60 cases."""
+    """A qualified receipt of 60 cases, as it is written."""
     return synthetic.receipt(60)
+
+
+@pytest.fixture(scope="session")
+def sound_body(sound: dict[str, Any]) -> dict[str, Any]:
+    """Its body with every case whole."""
+    return unpacked(sound["body"])
 
 
 @pytest.fixture(scope="session")
 def failing() -> dict[str, Any]:
     """A receipt with three failing cases and a planted fault that was missed."""
     return synthetic.receipt(60, failures=3, missed=1, metrics=synthetic.METRICS)
+
+
+@pytest.fixture(scope="session")
+def failing_body(failing: dict[str, Any]) -> dict[str, Any]:
+    """Its body with every case whole."""
+    return unpacked(failing["body"])
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from qualify.canonical import canonical_bytes
-from reports.model import seal
+from qualify.canonical import canonical_bytes, digest
+from qualify.packing import SCHEMA, SCHEMA_VERSION
 from suites.selfcheck.reports import synthetic
 
 ATTACKS = (
@@ -53,8 +53,8 @@ MOVED = {"kind": "k", "what": "w", "before": "b", "after": "a", "worse": True}
 
 
 def body() -> dict[str, Any]:
-    """A body with an attack appended to every text that is free, keys included."""
-    made = json.loads(canonical_bytes(synthetic.body(24, failures=2, missed=1)))
+    """A body as it is written with an attack on every text that is free, keys included."""
+    made = json.loads(canonical_bytes(synthetic.receipt(24, failures=2, missed=1)["body"]))
     made["header"]["reasons"] = ["a reason"]
     made["waivers"] = [dict(WAIVER)]
     made["gates"] = [{"rule": "r", "value": "v", "limit": "l", "passed": False, "because": "b"}]
@@ -66,12 +66,23 @@ def body() -> dict[str, Any]:
 
 def receipt() -> dict[str, Any]:
     """A sealed receipt around `body`."""
-    return seal(body())
+    attacked = body()
+    return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "id": digest(attacked), "body": attacked}
+
+
+def _attacked_id(case_id: str, turn: int) -> str:
+    """An id that still is one, with attacks on the subject, a level and the regime."""
+    attack = ATTACKS[turn % len(ATTACKS)].translate({ord(c): None for c in "[]#,/"})
+    head, _, rest = case_id.partition("[")
+    cell, _, tail = rest.partition("]")
+    return f"{attack}{head}[{cell}{attack}]{attack}{tail}"
 
 
 def _attacked(value: Any, turn: list[int], name: str = "") -> Any:
     if isinstance(value, str) and name not in KEPT and value not in ("NaN", "Infinity", "-Infinity"):
         turn[0] += 1
+        if name == "case_id":
+            return _attacked_id(value, turn[0])
         return value + ATTACKS[turn[0] % len(ATTACKS)]
     if isinstance(value, list):
         return [_attacked(item, turn, name) for item in value]

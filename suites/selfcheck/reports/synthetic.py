@@ -12,6 +12,7 @@ from typing import Any
 
 from qualify.canonical import canonical_bytes, digest
 from qualify.cover import prove
+from qualify.packing import command_of
 from qualify.records import CaseRecord, Comparison, Verdict, Worst
 from qualify.verdicts import of_comparisons
 from reports.model import seal
@@ -98,7 +99,7 @@ def case(
     common: dict[str, Any] = {
         "case_id": case_id, "check": check, "subject": "kernels", "levels": dict(levels), "regime": regime,
         "seed": 0, "must_run": levels["sm"] == "sm90" and levels["block_v"] == "64",
-        "command": f"qualify rerun '{case_id}'",
+        "command": command_of(case_id, "kernels", ""),
     }  # fmt: skip
     if levels["sm"] == "sm100":
         return CaseRecord(
@@ -290,8 +291,10 @@ def control(fault: str, caught: bool) -> CaseRecord:
         because=fault,
     )
     verdict, reason = of_comparisons([comparison])
+    case_id = f"controls/{CONTROL_CHECK}[{cell}]ordinary#0"
     return CaseRecord(
-        case_id=f"controls/{CONTROL_CHECK}[{cell}]ordinary#0",
+        case_id=case_id,
+        command=command_of(case_id, "controls", ""),
         check=CONTROL_CHECK,
         subject="controls",
         levels=levels,

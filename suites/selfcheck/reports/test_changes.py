@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from qualify.packing import unpacked
 from qualify.records import Overall
 from reports import history, page
 from reports.changes import compare
@@ -41,8 +42,8 @@ def judged(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [c for c in body["cases"] if c["verdict"] == "passed" and c["check"] == "op.whole"]
 
 
-def test_nothing_moves_between_a_receipt_and_itself(sound: dict[str, Any]) -> None:
-    assert moved(sound["body"], sound["body"]) == ()
+def test_nothing_moves_between_a_receipt_and_itself(sound_body: dict[str, Any]) -> None:
+    assert moved(sound_body, sound_body) == ()
 
 
 def grow_one_error(body: dict[str, Any]) -> None:
@@ -87,11 +88,11 @@ WORSE = [
 
 @pytest.mark.parametrize(("change", "kind"), WORSE)
 def test_what_got_worse_is_told_and_nothing_else_is(
-    sound: dict[str, Any], change: Callable[[dict[str, Any]], None], kind: str
+    sound_body: dict[str, Any], change: Callable[[dict[str, Any]], None], kind: str
 ) -> None:
-    found = moved(sound["body"], changed(sound["body"], change))
+    found = moved(sound_body, changed(sound_body, change))
     assert {m.kind for m in found if m.worse} == {kind}
-    back = moved(changed(sound["body"], change), sound["body"])
+    back = moved(changed(sound_body, change), sound_body)
     assert not [m for m in back if m.worse]
 
 
@@ -122,12 +123,12 @@ def test_a_common_shift_of_a_tensor_is_growth() -> None:
     }
 
 
-def test_a_new_driver_and_launch_are_told_and_not_blamed(sound: dict[str, Any]) -> None:
+def test_a_new_driver_and_launch_are_told_and_not_blamed(sound_body: dict[str, Any]) -> None:
     def update(body: dict[str, Any]) -> None:
         body["environments"] = [synthetic.environment(driver="580.65.06")]
         judged(body)[0]["launch"] = {"gdn_chunk_forward": "block_v=32"}
 
-    found = moved(sound["body"], changed(sound["body"], update))
+    found = moved(sound_body, changed(sound_body, update))
     assert {m.kind for m in found} == {"environment", "launch"}
     assert not any(m.worse for m in found)
 
@@ -157,9 +158,13 @@ def test_the_receipt_of_a_shard_is_incomplete(shards: list[Path]) -> None:
 
 
 def rewritten(path: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    body = json.loads(path.read_bytes())["body"]
+    body = unpacked(json.loads(path.read_bytes())["body"])
     change(body)
     return synthetic.write(folder / path.name, seal(body))
+
+
+def rename_the_first_case(body: dict[str, Any]) -> None:
+    body["cases"][0] = {"case_id": "x/y[]z#0", "verdict": "not_run", "reason": "another"}
 
 
 REFUSED: dict[str, tuple[Callable[[list[Path], Path], list[Path]], str]] = {
@@ -171,7 +176,7 @@ REFUSED: dict[str, tuple[Callable[[list[Path], Path], list[Path]], str]] = {
     ),
     "a case cut": (lambda s, d: [*s[:3], rewritten(s[3], d, lambda b: b["cases"].pop())], "altered"),
     "a case changed": (
-        lambda s, d: [*s[:3], rewritten(s[3], d, lambda b: b["cases"][0].update(case_id="x/y[]z#0"))],
+        lambda s, d: [*s[:3], rewritten(s[3], d, rename_the_first_case)],
         "altered",
     ),
     "other code": (
@@ -196,7 +201,7 @@ def test_shards_that_do_not_fit_are_refused(shards: list[Path], tmp_path: Path, 
 def test_an_altered_shard_is_refused(shards: list[Path], tmp_path: Path) -> None:
     data = shards[3].read_bytes()
     altered = tmp_path / "3.json"
-    altered.write_bytes(data.replace(b'"passed":true', b'"passed":false', 1))
+    altered.write_bytes(data.replace(b'"verdict":"passed"', b'"verdict":"waived"', 1))
     with pytest.raises(ReceiptError, match="edited"):
         merge([*shards[:3], altered])
 
@@ -226,8 +231,8 @@ def results(
     return {gate.rule: gate.passed for gate in gates}
 
 
-def test_a_sound_receipt_passes_its_policy(sound: dict[str, Any], tmp_path: Path) -> None:
-    found = results(sound["body"], POLICY, tmp_path, sound["body"])
+def test_a_sound_receipt_passes_its_policy(sound_body: dict[str, Any], tmp_path: Path) -> None:
+    found = results(sound_body, POLICY, tmp_path, sound_body)
     assert len(found) == 12
     assert all(found.values())
 
@@ -244,33 +249,35 @@ def test_a_sound_receipt_passes_its_policy(sound: dict[str, Any], tmp_path: Path
     ],
 )
 def test_a_rule_that_is_broken_is_red_and_so_is_the_receipt(
-    sound: dict[str, Any], tmp_path: Path, policy: str, rule: str
+    sound_body: dict[str, Any], tmp_path: Path, policy: str, rule: str
 ) -> None:
     (tmp_path / "p.toml").write_text(policy)
-    body, gates = gated(sound["body"], read_policy(tmp_path / "p.toml"), None, "sha256:x", TODAY)
+    body, gates = gated(sound_body, read_policy(tmp_path / "p.toml"), None, "sha256:x", TODAY)
     assert [g.rule for g in gates if not g.passed] == [rule]
     assert body["header"]["verdict"] == "NOT_QUALIFIED"
     written = synthetic.write(tmp_path / "receipt.json", seal(body))
     assert [f.step for f in verify(written).findings if not f.passed] == []
 
 
-def test_a_policy_without_a_verdict_asks_for_a_qualified_one(failing: dict[str, Any], tmp_path: Path) -> None:
-    assert results(failing["body"], "max_waivers = 0", tmp_path)["verdict"] is False
+def test_a_policy_without_a_verdict_asks_for_a_qualified_one(
+    failing_body: dict[str, Any], tmp_path: Path
+) -> None:
+    assert results(failing_body, "max_waivers = 0", tmp_path)["verdict"] is False
 
 
 def test_loosened_budgets_and_lost_cases_break_the_rules_that_name_them(
-    sound: dict[str, Any], tmp_path: Path
+    sound_body: dict[str, Any], tmp_path: Path
 ) -> None:
-    looser = rebuilt(changed(sound["body"], loosen_a_budget))
-    fewer = rebuilt(changed(sound["body"], skip_a_passing_case))
-    assert results(looser, POLICY, tmp_path, sound["body"])["no_loosening"] is False
-    assert results(fewer, POLICY, tmp_path, sound["body"])["no_loss"] is False
+    looser = rebuilt(changed(sound_body, loosen_a_budget))
+    fewer = rebuilt(changed(sound_body, skip_a_passing_case))
+    assert results(looser, POLICY, tmp_path, sound_body)["no_loosening"] is False
+    assert results(fewer, POLICY, tmp_path, sound_body)["no_loss"] is False
 
 
-def test_gating_twice_judges_the_cases_and_not_the_gates(sound: dict[str, Any], tmp_path: Path) -> None:
+def test_gating_twice_judges_the_cases_and_not_the_gates(sound_body: dict[str, Any], tmp_path: Path) -> None:
     for policy, verdict in (("max_margin = 0.1", "NOT_QUALIFIED"), ("max_margin = 0.99", "QUALIFIED")):
         (tmp_path / "p.toml").write_text(policy)
-        body, _ = gated(sound["body"], read_policy(tmp_path / "p.toml"), None, "sha256:x", TODAY)
+        body, _ = gated(sound_body, read_policy(tmp_path / "p.toml"), None, "sha256:x", TODAY)
         assert body["header"]["verdict"] == verdict
 
 
@@ -298,9 +305,9 @@ def test_a_policy_that_cannot_be_meant_is_refused(tmp_path: Path, text: str) -> 
         read_policy(path)
 
 
-def test_a_rule_without_its_baseline_is_refused(sound: dict[str, Any], tmp_path: Path) -> None:
+def test_a_rule_without_its_baseline_is_refused(sound_body: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ReceiptError, match="--baseline"):
-        results(sound["body"], "no_loosening = true", tmp_path)
+        results(sound_body, "no_loosening = true", tmp_path)
 
 
 def test_damaged_policies_never_crash_the_reader(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from qualify.canonical import canonical_bytes
+from qualify.canonical import canonical_bytes, digest
 from reports import schema
 from reports.model import from_json, load, seal
 from reports.reading import ReceiptError
@@ -65,7 +65,7 @@ def test_every_random_edit_is_refused_even_when_sealed_again(
     candidates = list(edits.places(sound["body"]))
     for _ in range(40):
         body, what = edits.edited(sound["body"], rng, candidates)
-        synthetic.write(folder / "receipt.json", seal(body))
+        synthetic.write(folder / "receipt.json", {**sound, "id": digest(body), "body": body})
         assert not signed_result(folder).passed, what
 
 
@@ -91,15 +91,14 @@ def repeat_a_case(body: dict[str, Any]) -> None:
 
 
 def rename_a_case(body: dict[str, Any]) -> None:
-    body["cases"][3]["case_id"] = body["cases"][3]["case_id"].replace("#0", "#1")
+    case = body["cases"][3]
+    for name in ("check", "subject", "levels", "regime", "seed", "command"):
+        del case[name]
+    case["case_id"] = case["case_id"].replace("#0", "#1")
 
 
 def claim_qualified(body: dict[str, Any]) -> None:
     body["header"] |= {"verdict": "QUALIFIED", "reasons": []}
-
-
-def soften_a_margin(body: dict[str, Any]) -> None:
-    next(c for c in body["cases"] if c["comparisons"])["comparisons"][0]["margin"] = 0.001
 
 
 def drop_a_control(body: dict[str, Any]) -> None:
@@ -154,7 +153,6 @@ FORGERIES: list[Callable[[dict[str, Any]], None]] = [
     repeat_a_case,
     rename_a_case,
     claim_qualified,
-    soften_a_margin,
     drop_a_control,
     claim_a_control,
     drop_a_wrong_answer,
@@ -169,19 +167,75 @@ FORGERIES: list[Callable[[dict[str, Any]], None]] = [
 
 @pytest.mark.parametrize("forge", FORGERIES)
 def test_a_forgery_is_seen_without_a_signature(
-    tmp_path: Path, failing: dict[str, Any], forge: Callable[[dict[str, Any]], None]
+    tmp_path: Path, failing_body: dict[str, Any], forge: Callable[[dict[str, Any]], None]
 ) -> None:
     """The id is computed again after the edit: only what follows from the rest gives it away."""
-    body = copy.deepcopy(failing["body"])
+    body = copy.deepcopy(failing_body)
     forge(body)
     result = verify(synthetic.write(tmp_path / "receipt.json", seal(body)))
     assert not result.passed
     assert len(failed(result)) < 7, "one edit must not be blamed on everything"
 
 
-def test_the_manifest_is_checked_against_the_files_beside(tmp_path: Path, sound: dict[str, Any]) -> None:
+def record_a_margin(body: dict[str, Any]) -> None:
+    next(c for c in body["cases"] if "comparisons" in c)["comparisons"][0]["margin"] = 0.001
+
+
+def say_other_levels(body: dict[str, Any]) -> None:
+    body["cases"][3]["levels"] = {"sm": "sm90"}
+
+
+def say_a_zero(body: dict[str, Any]) -> None:
+    next(c for c in body["cases"] if "must_run" not in c)["must_run"] = False
+
+
+def swap_two_rules(body: dict[str, Any]) -> None:
+    rules = body["tables"]["rules"]
+    rules[0], rules[1] = rules[1], rules[0]
+
+
+def keep_a_rule_twice(body: dict[str, Any]) -> None:
+    body["tables"]["rules"].append(body["tables"]["rules"][0])
+
+
+def keep_a_reason_for_nothing(body: dict[str, Any]) -> None:
+    body["tables"]["reasons"].append({"reason": "none"})
+
+
+def call_a_failure_a_crash(body: dict[str, Any]) -> None:
+    body["tables"]["rules"][0]["failure"] = "crash"
+
+
+def see_another_machine_everywhere(body: dict[str, Any]) -> None:
+    next(r for r in body["tables"]["reasons"] if r.get("requirement") == "sm 10")["value_seen"] = "80"
+
+
+PACKED_FORGERIES: list[Callable[[dict[str, Any]], None]] = [
+    record_a_margin,
+    say_other_levels,
+    say_a_zero,
+    swap_two_rules,
+    keep_a_rule_twice,
+    keep_a_reason_for_nothing,
+    call_a_failure_a_crash,
+    see_another_machine_everywhere,
+]
+
+
+@pytest.mark.parametrize("forge", PACKED_FORGERIES)
+def test_a_forgery_of_what_is_written_is_seen_without_a_signature(
+    tmp_path: Path, failing: dict[str, Any], forge: Callable[[dict[str, Any]], None]
+) -> None:
+    """What is written has one form; the id is computed again after the edit."""
+    body = copy.deepcopy(failing["body"])
+    forge(body)
+    written = {**failing, "id": digest(body), "body": body}
+    assert not verify(synthetic.write(tmp_path / "receipt.json", written)).passed
+
+
+def test_the_manifest_is_checked_against_the_files_beside(tmp_path: Path, sound_body: dict[str, Any]) -> None:
     (tmp_path / "log.txt").write_text("a log")
-    body = {**sound["body"], "manifest": {"log.txt": "sha256:" + "0" * 64, "../key": "sha256:" + "0" * 64}}
+    body = {**sound_body, "manifest": {"log.txt": "sha256:" + "0" * 64, "../key": "sha256:" + "0" * 64}}
     found = {f.step: f.found for f in verify(synthetic.write(tmp_path / "receipt.json", seal(body))).findings}
     assert "log.txt was altered" in found["files of the manifest"]
     assert "../key lies outside" in found["files of the manifest"]

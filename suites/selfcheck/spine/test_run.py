@@ -18,7 +18,8 @@ import pytest
 
 from qualify.execute import overdue
 from qualify.log import LOG_NAME, read_log
-from qualify.receipt import SCHEMA_FILE, assemble
+from qualify.packing import packed
+from qualify.receipt import SCHEMA_FILE, assemble, read_receipt_file
 from suites.selfcheck.spine.trivial import HERE
 
 SUBJECTS: Mapping[str, str] = {
@@ -61,7 +62,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, dict[
     base = tmp_path_factory.mktemp("run")
     words = written(base, *SUBJECTS)
     done = subprocess.run(command(*words, folder=base / "out"), capture_output=True, text=True, check=False)
-    return base / "out", done.returncode, json.loads((base / "out" / "receipt.json").read_text())
+    return base / "out", done.returncode, read_receipt_file(base / "out" / "receipt.json")
 
 
 def tally(receipt: dict[str, Any]) -> dict[str, dict[str, int]]:
@@ -106,7 +107,9 @@ def test_run_with_failures_is_not_qualified(finished: tuple[Path, int, dict[str,
 
 
 def test_receipt_keeps_to_its_schema(finished: tuple[Path, int, dict[str, Any]]) -> None:
-    jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text())).validate(finished[2])
+    jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text())).validate(
+        json.loads((finished[0] / "receipt.json").read_text())
+    )
 
 
 def test_skips_have_requirement_value_and_reason(finished: tuple[Path, int, dict[str, Any]]) -> None:
@@ -117,7 +120,8 @@ def test_skips_have_requirement_value_and_reason(finished: tuple[Path, int, dict
 
 
 def test_receipt_follows_from_plan_and_log_alone(finished: tuple[Path, int, dict[str, Any]]) -> None:
-    assert assemble(finished[0]) == finished[2]
+    made, written = assemble(finished[0]), json.loads((finished[0] / "receipt.json").read_text())
+    assert {**made, "body": packed(made["body"])} == written
 
 
 def test_subject_is_described_by_its_file(finished: tuple[Path, int, dict[str, Any]]) -> None:
@@ -177,7 +181,7 @@ def test_interrupted_run_keeps_what_was_finished(tmp_path: Path) -> None:
     text, _ = process.communicate(timeout=60)
     assert process.returncode in (1, 3), text
     assert "interrupted" in text
-    verdicts = tally(json.loads((tmp_path / "out" / "receipt.json").read_text()))
+    verdicts = tally(read_receipt_file(tmp_path / "out" / "receipt.json"))
     assert verdicts["good"]["passed"] >= 1
     assert verdicts["hangs"]["not_run"] >= 6
 
