@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qualify.case import case_of_id
@@ -134,8 +134,8 @@ def _packed_case(row: Row, tables: Mapping[str, _Table], commands: Callable[[str
         _expect(
             row.get(name, value) == value, case_id, f"a case whose {name} is that of its id", row.get(name)
         )
-    made = {"case_id": case_id, "verdict": str(row["verdict"]), **dict(_kept(row, OWN))}
-    why = dict(_kept(row, WHY))
+    made = {"case_id": case_id, "verdict": str(row["verdict"]), **_kept(row, OWN)}
+    why = _kept(row, WHY)
     if why:
         made["why"] = tables[REASONS].place(tuple(why.items()), lambda: why)
     if row.get("launch"):
@@ -147,33 +147,31 @@ def _packed_case(row: Row, tables: Mapping[str, _Table], commands: Callable[[str
 
 
 def _packed_comparison(row: Row, tables: Mapping[str, _Table]) -> Row:
-    _expect(set(row) <= COMPARISON_FIELDS, "a comparison", "without unknown fields", sorted(row))
-    statistics = dict(sorted(row.get("statistics", {}).items()))
-    worst = row.get("worst")
-    place = dict(sorted(worst["place"].items())) if worst else {}
-    rule = {
-        **dict(_kept(row, JUDGED_BY)),
-        **({"statistics": list(statistics)} if statistics else {}),
-        **({"place": list(place)} if place else {}),
-    }
-    key = (*(rule.get(name) for name in JUDGED_BY), tuple(statistics), tuple(place))
-    made = {"tensor": row["tensor"], "rule": tables[RULES].place(key, lambda: rule)}
-    made |= _kept(row, MEASURED)
-    if statistics:
-        made["statistics"] = list(statistics.values())
+    _expect(row.keys() <= COMPARISON_FIELDS, "a comparison", "without unknown fields", row)
+    statistics, worst = row.get("statistics") or {}, row.get("worst")
+    figures, place = tuple(sorted(statistics)), tuple(sorted(worst["place"])) if worst else ()
+    key = (*[row.get(name, default) for name, default in JUDGED_BY.items()], figures, place)
+    made = {"tensor": row["tensor"], "rule": tables[RULES].place(key, lambda: _rule(row, figures, place))}
+    made.update(_kept(row, MEASURED))
+    if figures:
+        made["statistics"] = [statistics[name] for name in figures]
     if worst:
-        made["worst"] = [worst["expected"], worst["actual"], *place.values()]
-    if row.get("excluded"):
-        names = list(row["excluded"])
-        made["excluded"] = tables[RULED_OUT].place(tuple(names), lambda: names)
+        made["worst"] = [worst["expected"], worst["actual"], *[worst["place"][name] for name in place]]
+    names = row.get("excluded")
+    if names:
+        made["excluded"] = tables[RULED_OUT].place(tuple(names), lambda: list(names))
     return made
 
 
-def _kept(row: Row, defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, default in defaults.items():
-        value = row.get(name, default)
-        if value != default:
-            yield name, value
+def _rule(row: Row, figures: Sequence[str], place: Sequence[str]) -> Row:
+    """The row of `rules` that a comparison stands under."""
+    shown = {"statistics": list(figures), "place": list(place)}
+    return {**_kept(row, JUDGED_BY), **{name: names for name, names in shown.items() if names}}
+
+
+def _kept(row: Row, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a row that are not on their defaults."""
+    return {name: row[name] for name, default in defaults.items() if row.get(name, default) != default}
 
 
 def _whole_case(
