@@ -55,8 +55,16 @@ def make_plan(
             told += [variant] if widest else []
     if not planned:
         raise UsageError(f"profile {profile.name} must have cases, got none; add rows to the table of checks")
+    planned.sort(key=lambda p: _turn(tables, p))
     document = _document(tables, told, profile)
     return Plan(profile, path, seed, tuple(subjects), tuple(planned), tuple(covers), document)
+
+
+def _turn(tables: Tables, planned: PlannedCase) -> int:
+    """Which level of the axis that is swept a case is on; cases without it come with the first."""
+    levels = next((axis.levels for axis in tables.axes if axis.name == tables.sweep), ())
+    level = planned.case.levels.get(tables.sweep)
+    return levels.index(level) if level in levels else 0
 
 
 _Variant = tuple[CheckRow, list[str]]
