@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from qualify.case import Case, CheckOutput
-from qualify.plugin import DEVICES_VARIABLE
 from qualify.records import Comparison
 from qualify.subjects import Subject
-from suites.megatron.faults import FAULTS
+from suites.megatron.faults import AMONG_RANKS, FAULTS
+from suites.megatron.processes import Results
 
-LINES = 6
-"""How much of a failed process's output is kept."""
+FAULTS_MODULE = "suites.megatron.faults"
 
 
 def run(case: Case, subject: Subject) -> CheckOutput:
@@ -31,17 +24,20 @@ def run(case: Case, subject: Subject) -> CheckOutput:
     adapter = adapter_of(subject)
     if not adapter:
         return CheckOutput((), unsupported="the subject has neither ADAPTER nor convert and revert")
-    found = result_of(request(case.check.partition(".")[2], case.levels, adapter), case.levels["tp"])
+    ranks = case.levels["tp"]
+    asked = request(case.check.partition(".")[2], case.levels, adapter)
+    found = result_of(asked, ranks, together(adapter, ranks))
     if found["unsupported"]:
-        return CheckOutput((), unsupported=found["unsupported"], launch=found["facts"])
-    return CheckOutput(tuple(comparison(row) for row in found["findings"]), launch=found["facts"])
+        return CheckOutput((), unsupported=found["unsupported"])
+    return CheckOutput(tuple(comparison(row) for row in found["findings"]), launch=facts(found))
 
 
 def control(case: Case, subject: Subject) -> CheckOutput:
     """Runs an adapter with a planted fault; caught means that a finding does not hold."""
     fault = case.levels["fault"]
     scenario, _ = FAULTS[fault]
-    found = result_of(request(scenario, {}, f"suites.megatron.faults:{fault}"), "1", together=False)
+    ranks = case.levels["tp"]
+    found = result_of(request(scenario, {}, f"{FAULTS_MODULE}:{fault}"), ranks, planted(ranks))
     failing = [row for row in map(comparison, found["findings"]) if not row.passed]
     caught = f"megatron.{scenario}: {failing[0].tensor}" if failing else "nothing"
     return CheckOutput(
@@ -56,8 +52,13 @@ def control(case: Case, subject: Subject) -> CheckOutput:
                 because="" if failing else f"every finding of megatron.{scenario} holds",
             ),
         ),
-        launch=found["facts"],
+        launch=facts(found),
     )
+
+
+def facts(found: Mapping[str, Any]) -> dict[str, str]:
+    """What ran, and how long it took."""
+    return {**found["facts"], "seconds": f"{found.get('seconds', 0.0):.1f}"}
 
 
 def out_of_scope(case: Case, subject: Subject) -> CheckOutput:
@@ -99,89 +100,27 @@ def request(scenario: str, levels: Mapping[str, str], adapter: str) -> dict[str,
     }
 
 
-_RESULTS: dict[str, dict[str, Any]] = {}
-"""Results by size and request, for the life of this process."""
-
-_BATCHED: set[tuple[str, str]] = set()
-"""Sizes and adapters whose cells were run together already."""
+result_of = Results()
+"""The results of this process."""
 
 
-def result_of(asked: Mapping[str, Any], ranks: str, *, together: bool = True) -> dict[str, Any]:
-    """The result of a request: out of the batch of its size and adapter, run when first asked, or alone.
-
-    Args:
-        asked: a request.
-        ranks: how many ranks share a layer.
-        together: whether to run the other cells of the same size in the same processes.
-
-    Raises:
-        RuntimeError: the scenario or its processes failed.
-    """
-    key, adapter = key_of(asked, ranks), str(asked["adapter"])
-    if together and key not in _RESULTS and (ranks, adapter) not in _BATCHED:
-        _BATCHED.add((ranks, adapter))
-        remember(batch(adapter, ranks), ranks)
-    if key not in _RESULTS:
-        remember([asked], ranks)
-    found = _RESULTS.get(key)
-    if found is None:
-        raise RuntimeError(f"{asked['scenario']} must write a result, got none; its processes ended early")
-    if found["error"]:
-        raise RuntimeError(found["error"])
-    return found
-
-
-def key_of(asked: Mapping[str, Any], ranks: str) -> str:
-    """A request and its size as text."""
-    return json.dumps([ranks, dict(asked)], sort_keys=True)
-
-
-def batch(adapter: str, ranks: str) -> list[dict[str, Any]]:
-    """Every request of one size that the tables make of an adapter; with one rank, the planted faults too."""
+def together(adapter: str, ranks: str) -> list[dict[str, Any]]:
+    """Every request of one size: those that the tables make of an adapter, then the planted faults."""
     from suites.megatron.tables import CELLS
 
     rows = [request(scenario, levels, adapter) for scenario, levels in CELLS if levels["tp"] == ranks]
-    faults = FAULTS.items() if ranks == "1" else ()
-    return rows + [request(scenario, {}, f"suites.megatron.faults:{name}") for name, (scenario, _) in faults]
+    return rows + planted(ranks)
 
 
-def remember(rows: Sequence[Mapping[str, Any]], ranks: str) -> None:
-    """Runs requests in one set of processes and keeps what they wrote, also when they ended early.
-
-    Raises:
-        RuntimeError: they wrote nothing.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        asked, out = Path(folder) / "requests.json", Path(folder) / "found.json"
-        asked.write_text(json.dumps([dict(row) for row in rows]))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-        command += ["-m", "suites.megatron.world", "--tensor-parallel", ranks]
-        command += ["--requests", str(asked), "--out", str(out)]
-        variables = environment(int(ranks))
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-        if not out.exists():
-            raise RuntimeError(
-                f"ranks must write results, ended with {done.returncode}: {reason(done.stderr)}"
-            )
-        found = json.loads(out.read_text())
-    for row, made in zip(rows, found["results"], strict=False):
-        _RESULTS[key_of(row, ranks)] = {**made, "facts": found["facts"]}
+def planted(ranks: str) -> list[dict[str, Any]]:
+    """The requests that the planted faults of one size make."""
+    return [
+        request(scenario, {}, f"{FAULTS_MODULE}:{name}")
+        for name, (scenario, _) in FAULTS.items()
+        if ranks == ranks_of(name)
+    ]
 
 
-def environment(ranks: int) -> dict[str, str]:
-    """The environment of the processes: as many GPUs of the run as there are ranks, and no compiler.
-
-    Megatron fuses small functions with torch.compile; what is qualified is not among them, and without it a
-    process starts in seconds.
-    """
-    devices = [d for d in os.environ.get(DEVICES_VARIABLE, "").split(",") if d]
-    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(devices[:ranks])} if devices else {}
-    paths = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    return {**os.environ, **chosen, "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": paths}
-
-
-def reason(output: str) -> str:
-    """The lines of a failed process that say why: its last exception, or its last lines."""
-    lines = [line for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line and "torch.distributed.elastic" not in line]
-    return " | ".join(errors[:1] or lines[-LINES:])[:600]
+def ranks_of(fault: str) -> str:
+    """How many ranks it takes to show a fault."""
+    return "2" if fault in AMONG_RANKS else "1"

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kernels.adapters import megatron
 from kernels.adapters.attach import detach, policy_of
 from kernels.adapters.convert import supported_modules
+from kernels.policy import OFF, Resolved
+from suites.megatron import model as models
 
 
 class Adapter:
@@ -71,15 +74,59 @@ class RoundsWhenOff(Adapter):
         return super().convert(model, {**config, "quant_cfg": [*config["quant_cfg"], state]}, verbose=verbose)
 
 
+class LastRankDoesNotRound(Adapter):
+    """Switches the sites off on the last of several ranks."""
+
+    def convert(self, model: Any, config: Mapping[str, Any], *, verbose: bool = True) -> Any:
+        """Converts the model; one rank forgets what it was told."""
+        done = super().convert(model, config, verbose=verbose)
+        change_on_last_rank(model, lambda resolved: OFF)
+        return done
+
+
+class LastRankHasAnotherTile(Adapter):
+    """Scales of the last of several ranks span twice the columns that they should."""
+
+    def convert(self, model: Any, config: Mapping[str, Any], *, verbose: bool = True) -> Any:
+        """Converts the model; one rank doubles its tile."""
+        done = super().convert(model, config, verbose=verbose)
+        change_on_last_rank(model, wider)
+        return done
+
+
+def change_on_last_rank(model: Any, change: Callable[[Resolved], Resolved]) -> None:
+    """Changes the policy of every module on the last rank, where several share a layer."""
+    if models.ranks() > 1 and models.rank() == models.ranks() - 1:
+        for module in supported_modules(model, megatron.FAMILY).values():
+            policy_of(module).resolved = change(policy_of(module).resolved)
+
+
+def wider(resolved: Resolved) -> Resolved:
+    """A policy with twice the tile."""
+    tile = 2 * resolved.policy.state_block_v
+    return replace(resolved, policy=replace(resolved.policy, state_block_v=tile))
+
+
 FAULTS: Mapping[str, tuple[str, Adapter]] = {
     "wraps_nothing": ("sites", WrapsNothing()),
     "wraps_one_of_two": ("sites", WrapsOneOfTwo()),
     "drops_rules": ("sites", DropsRules()),
     "forgets_on_restore": ("checkpoint", ForgetsOnRestore()),
     "rounds_when_off": ("off", RoundsWhenOff()),
+    "last_rank_does_not_round": ("parallel", LastRankDoesNotRound()),
+    "last_rank_has_another_tile": ("parallel", LastRankHasAnotherTile()),
 }
 """Fault -> the scenario that must catch it, and the adapter that has it."""
 
-wraps_nothing, wraps_one_of_two, drops_rules, forgets_on_restore, rounds_when_off = (
-    adapter for _, adapter in FAULTS.values()
-)
+AMONG_RANKS = tuple(name for name, (scenario, _) in FAULTS.items() if scenario == "parallel")
+"""Faults that take two ranks to show."""
+
+(
+    wraps_nothing,
+    wraps_one_of_two,
+    drops_rules,
+    forgets_on_restore,
+    rounds_when_off,
+    last_rank_does_not_round,
+    last_rank_has_another_tile,
+) = (adapter for _, adapter in FAULTS.values())

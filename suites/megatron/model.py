@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,13 @@ Tensor = torch.Tensor
 LAYERS, HIDDEN, VOCABULARY = 2, 256, 512
 KEY_HEADS, VALUE_HEADS, KEY_SIZE, VALUE_SIZE = 8, 16, 64, 128
 BATCH, TOKENS = 2, 320
+
+MEMORY = 64
+"""How many times longer than Megatron's initial weights a model remembers: they forget a state, and its
+rounding with it, within a token."""
+
+Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
+"""The loss and the gradients of one step."""
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -49,6 +58,35 @@ def start(tensor_parallel: int) -> None:
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_parallel)
+
+
+def ranks() -> int:
+    """How many ranks share a layer now."""
+    from megatron.core import parallel_state
+
+    return int(parallel_state.get_tensor_model_parallel_world_size())
+
+
+def rank() -> int:
+    """Which of them this process is."""
+    from megatron.core import parallel_state
+
+    return int(parallel_state.get_tensor_model_parallel_rank())
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """Within it every rank builds whole models of its own; before and after it, ranks share layers."""
+    from megatron.core import parallel_state
+
+    before = ranks()
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=1)
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=before)
 
 
 def spec(config: Any) -> Any:
@@ -160,6 +198,9 @@ def build(
         max_sequence_length=TOKENS,
         position_embedding_type="none",
     )
+    with torch.no_grad():
+        for module in gated_delta_nets(model).values():
+            module.A_log.sub_(math.log(MEMORY))
     return model.to(device=device(), dtype=torch.bfloat16).train()
 
 
@@ -175,6 +216,15 @@ def loss_of(model: Any, data: Batch) -> Tensor:
     """Mean cross-entropy of a batch."""
     losses: Tensor = model(data.tokens, data.positions, None, labels=data.labels)
     return losses.float().mean()
+
+
+def loss_and_gradients(model: Any, data: Batch) -> Step:
+    """The loss and the gradients of one step, without a step."""
+    model.zero_grad(set_to_none=True)
+    loss = loss_of(model, data)
+    loss.backward()
+    found = {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), found
 
 
 def gated_delta_nets(model: Any) -> dict[str, Any]:

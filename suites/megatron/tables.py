@@ -8,14 +8,14 @@ from qualify.axes import SM_AXIS, Axis, Profile
 from qualify.checks_table import CheckRow, Constraint, Options
 from qualify.requirements import Requirement
 from qualify.tables import Tables
-from suites.megatron.faults import FAULTS
+from suites.megatron.faults import AMONG_RANKS, FAULTS
 from suites.tables.axes import SMS
 
 TP = ("1", "2", "4", "8")
+SHARED = TP[1:]
 
 SCOPE = {
     "pipeline-parallelism": "a policy is saved in the part of a checkpoint that the first stage writes",
-    "resharding": "restoring with another tensor-parallel size is Megatron's, and was not tried",
     "dynamic-batching-inference": "Megatron's gated delta net refuses inference",
     "model-quality": "rounding is shown to act and to train, not to keep a model's quality",
 }
@@ -60,17 +60,22 @@ PROFILES = tuple(
 
 
 def row(
-    name: str, because: str, *, must_run: tuple[dict[str, str], ...] = (), **axes: tuple[str, ...]
+    name: str,
+    because: str,
+    *,
+    must_run: tuple[dict[str, str], ...] = ({"tp": "1"},),
+    tp: tuple[str, ...] = TP,
+    **axes: tuple[str, ...],
 ) -> CheckRow:
-    """A check at every tensor-parallel size, of which size 1 must run."""
+    """A check at every tensor-parallel size, of which size 1 must run where it is among them."""
     return CheckRow(
         f"megatron.{name}",
         "suites.megatron.checks:run",
         because,
         needs=("chunk_gated_delta_rule",),
-        axes={"tp": TP, **axes},
+        axes={"tp": tp, **axes},
         strength="all",
-        must_run=must_run or ({"tp": "1"},),
+        must_run=must_run,
         constraints=(
             Constraint({"tp": ("1",), "sequence": ("on",)}, "one rank has no other to share tokens with"),
         ),
@@ -85,6 +90,7 @@ def every(**axes: tuple[str, ...]) -> tuple[dict[str, str], ...]:
 
 
 SITES = ("state", "w", "both")
+ALONE = tuple(name for name in FAULTS if name not in AMONG_RANKS)
 
 CHECKS = (
     row(
@@ -108,14 +114,32 @@ CHECKS = (
         must_run=({"tp": "1", "sites": "both"},),
         sites=("both",),
     ),
+    row(
+        "parallel",
+        "ranks that share a layer must compute what one rank computes with the same weights",
+        must_run=(),
+        tp=SHARED,
+        sites=SITES,
+        sequence=("off", "on"),
+    ),
+    row(
+        "reshard",
+        "a checkpoint must mean the same model and the same policies to any number of ranks",
+        must_run=(),
+        tp=SHARED,
+    ),
     row("refusals", "what cannot be rounded must be refused before anything changes"),
     row("modelopt", "users switch the sites on through ModelOpt's configuration"),
     CheckRow(
         "megatron.controls",
         "suites.megatron.checks:control",
         "a suite that passes a sabotaged adapter is worthless",
-        axes={"fault": tuple(FAULTS)},
+        axes={"tp": ("1", "2"), "fault": tuple(FAULTS)},
         strength="all",
+        constraints=(
+            Constraint({"tp": ("1",), "fault": AMONG_RANKS}, "it takes two ranks to differ"),
+            Constraint({"tp": ("2",), "fault": ALONE}, "one rank shows it"),
+        ),
         profiles={profile.name: Options() for profile in PROFILES},
         control=True,
     ),
@@ -146,4 +170,5 @@ TABLES = Tables(
     checks=CHECKS,
     subjects={"megatron": "suites.megatron.subject"},
     default_subjects=("megatron",),
+    sweep="tp",
 )

@@ -18,10 +18,11 @@ import importlib
 import importlib.util
 import json
 import math
-import tempfile
+import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,90 +31,15 @@ import torch
 from kernels.policy import OFF, Resolved, policy_from_config
 from kernels.quantizers import Sites
 from suites.megatron import model as models
+from suites.megatron import storage
+from suites.megatron.findings import Finding, differing, holds, relative, same_bits, together
+from suites.megatron.parallel import parallel, reshard
+from suites.megatron.request import BLOCK_V, Request, configuration, options
+from suites.megatron.tuning import take_first_configurations
 
 Tensor = torch.Tensor
 
-BLOCK_V = 32
-STATE = {
-    "quantizer_name": "*gdn_state_quantizer",
-    "cfg": {"num_bits": (4, 3), "type": "dynamic", "axis": (0, 1)},
-}
-W = {"quantizer_name": "*gdn_w_quantizer", "cfg": {"num_bits": (4, 3), "type": "dynamic", "axis": (0, 1, 2)}}
-ENTRIES: Mapping[str, list[dict[str, Any]]] = {"none": [], "state": [STATE], "w": [W], "both": [STATE, W]}
-RULES = [{"module_name": "decoder.layers.*.self_attention", "cfg": {"state": {"block_v": BLOCK_V}}}]
-FORMATS = {"none": (None, None), "state": ("e4m3", None), "w": (None, "e4m3"), "both": ("e4m3", "e4m3")}
 STEPS, REPEATS = 20, 3
-
-Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
-"""The loss and the gradients of one step."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at on one rank.
-
-    Attributes:
-        what: what was looked at.
-        error: how far it is from what is expected.
-        budget: the largest error that passes; 0 asks for the same bits.
-        because: what it would mean if it did not hold, and the figures.
-    """
-
-    what: str
-    error: float
-    budget: float
-    because: str
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to do: the scenario, and what it varies."""
-
-    scenario: str
-    sites: str
-    recompute: str
-    tensor_parallel: int
-    sequence_parallel: bool
-    adapter: Any
-
-    def build(self, recompute: str = "none", seed: int = 1234) -> Any:
-        """A model of this request."""
-        return models.build(self.tensor_parallel, recompute, seed, sequence_parallel=self.sequence_parallel)
-
-
-def configuration(sites: str) -> dict[str, Any]:
-    """The configuration that switches sites on, with a tile that is not the default one."""
-    off = {"quantizer_name": "*", "enable": False}
-    return {"quant_cfg": [off, *ENTRIES[sites]], "linear_attention": RULES}
-
-
-def options(sites: str, block_v: int = BLOCK_V) -> dict[str, Any]:
-    """What the fused op must be called with under `configuration`."""
-    state, w = FORMATS[sites]
-    return {"state_format": state, "state_block_v": block_v, "w_format": w}
-
-
-def differing(expected: Tensor, actual: Tensor) -> float:
-    """How many bytes differ."""
-    one, two = (x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (expected, actual))
-    return float((one != two).sum())
-
-
-def relative(reference: Tensor, other: Tensor) -> float:
-    """Relative L2 distance; NaN where something is not finite."""
-    return float((other.double() - reference.double()).norm() / reference.double().norm())
-
-
-def holds(what: str, condition: bool, because: str) -> Finding:
-    """A property that is either so or not."""
-    return Finding(what, 0.0 if condition else 1.0, 0.0, because)
-
-
-def same_bits(what: str, expected: Tensor, actual: Tensor, because: str) -> Finding:
-    """Two tensors that must be equal in every bit."""
-    return Finding(
-        what, differing(expected, actual), 0.0, f"{because}; relative L2 {relative(expected, actual):.3g}"
-    )
 
 
 def branches(model: Any, data: models.Batch) -> tuple[Any, dict[str, Tensor]]:
@@ -193,9 +119,9 @@ def off(request: Request) -> Iterator[Finding]:
         yield same_bits(f"{name}: off is the original", before[name], after[name], "the same inputs")
     request.adapter.revert(model)
     kernel = trainable(model, data)
-    runs = [loss_and_gradients(model, data) for _ in range(REPEATS)]
+    runs = [models.loss_and_gradients(model, data) for _ in range(REPEATS)]
     request.adapter.convert(model, configuration("none"), verbose=False)
-    yield from same_step(f"off is the original, {kernel}", runs, loss_and_gradients(model, data))
+    yield from same_step(f"off is the original, {kernel}", runs, models.loss_and_gradients(model, data))
 
 
 def trainable(model: Any, data: models.Batch) -> str:
@@ -206,7 +132,7 @@ def trainable(model: Any, data: models.Batch) -> str:
     from kernels.gdn import chunk_gated_delta_rule
 
     try:
-        loss_and_gradients(model, data)
+        models.loss_and_gradients(model, data)
     except Exception as error:  # noqa: BLE001  a refusal may be any exception
         for module in models.gated_delta_nets(model).values():
             module.gated_delta_rule = chunk_gated_delta_rule
@@ -214,7 +140,7 @@ def trainable(model: Any, data: models.Batch) -> str:
     return "with its own kernel"
 
 
-def same_step(what: str, runs: Sequence[Step], other: Step) -> Iterator[Finding]:
+def same_step(what: str, runs: Sequence[models.Step], other: models.Step) -> Iterator[Finding]:
     """A step must be what repeated runs of a reference are: the same bits, unless those differ themselves.
 
     Where a gradient of the reference differs from run to run, noise may reach every gradient: each may then
@@ -229,23 +155,14 @@ def same_step(what: str, runs: Sequence[Step], other: Step) -> Iterator[Finding]
         yield Finding(f"{name}: gradient, {what}", distance, 4 * noise, f"runs differ by at most {noise:.3g}")
 
 
-def loss_and_gradients(model: Any, data: models.Batch) -> Step:
-    """The loss and the gradients of one step, without a step."""
-    model.zero_grad(set_to_none=True)
-    loss = models.loss_of(model, data)
-    loss.backward()
-    found = {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
-    return loss.detach(), found
-
-
 def recompute(request: Request) -> Iterator[Finding]:
     """A forward pass that runs again in the backward pass rounds to the same codes."""
     data = models.batch()
     plain, again = request.build(), request.build(request.recompute)
     for model in (plain, again):
         request.adapter.convert(model, configuration(request.sites), verbose=False)
-    runs = [loss_and_gradients(plain, data) for _ in range(REPEATS)]
-    other = loss_and_gradients(again, data)
+    runs = [models.loss_and_gradients(plain, data) for _ in range(REPEATS)]
+    other = models.loss_and_gradients(again, data)
     yield from same_step(f"recompute {request.recompute} changes nothing", runs, other)
     calls = [module.gated_delta_rule.rounded_calls for module in models.gated_delta_nets(again).values()]
     expected = 2 if request.recompute == "full" else 1
@@ -257,11 +174,11 @@ def checkpoint(request: Request) -> Iterator[Finding]:
     data = models.batch()
     saved = request.build()
     inputs = models.branch_inputs(saved, data)
-    with shared_folder() as old:
-        save(saved, old)
+    with storage.shared_folder() as old:
+        storage.save(saved, old)
         late = request.build(seed=99)
         request.adapter.convert(late, configuration("both"), verbose=False)
-        yield from restored(late, old)
+        yield from storage.restored(late, old)
         yield holds(
             "a checkpoint without policies switches both sites off",
             all(request.adapter.policy_of(m).resolved == OFF for m in models.gated_delta_nets(late).values()),
@@ -272,11 +189,11 @@ def checkpoint(request: Request) -> Iterator[Finding]:
     edited = Resolved(Sites("int8", None), policy_from_config({"state": {"block_v": 16}}))
     first, *_ = models.gated_delta_nets(saved).values()
     request.adapter.policy_of(first).resolved = edited
-    with shared_folder() as new:
-        save(saved, new)
+    with storage.shared_folder() as new:
+        storage.save(saved, new)
         fresh = request.build(seed=98)
         request.adapter.convert(fresh, configuration("none"), verbose=False)
-        yield from restored(fresh, new)
+        yield from storage.restored(fresh, new)
     for (name, a), b in zip(
         models.gated_delta_nets(saved).items(), models.gated_delta_nets(fresh).values(), strict=True
     ):
@@ -290,36 +207,6 @@ def equal_branches(when: str, one: Any, two: Any, inputs: Any) -> Iterator[Findi
     expected, actual = models.branch_outputs(one, inputs), models.branch_outputs(two, inputs)
     for name in expected:
         yield same_bits(f"{name}: {when}", expected[name], actual[name], "the branch output")
-
-
-class shared_folder:  # noqa: N801  used as a function
-    """A folder that every rank of this host sees, made by the first one."""
-
-    def __enter__(self) -> str:
-        names = [tempfile.mkdtemp() if torch.distributed.get_rank() == 0 else ""]
-        torch.distributed.broadcast_object_list(names)
-        return str(names[0])
-
-    def __exit__(self, *_: object) -> None:
-        torch.distributed.barrier()
-
-
-def save(model: Any, folder: str) -> None:
-    """Writes Megatron's distributed checkpoint."""
-    from megatron.core import dist_checkpointing
-
-    dist_checkpointing.save(model.sharded_state_dict(), folder)
-
-
-def restored(model: Any, folder: str) -> Iterator[Finding]:
-    """Loads Megatron's distributed checkpoint, strictly."""
-    from megatron.core import dist_checkpointing
-
-    state = dist_checkpointing.load(model.sharded_state_dict(), folder)
-    known = {key for key in state if key in model.state_dict()}
-    result = model.load_state_dict({key: state[key] for key in known}, strict=False)
-    missing = [key for key in result.missing_keys if not key.endswith("_extra_state")]
-    yield holds("the checkpoint restores every weight", not missing, f"missing: {missing or 'none'}")
 
 
 def packed(request: Request) -> Iterator[Finding]:
@@ -440,7 +327,7 @@ def modelopt(request: Request) -> Iterator[Finding]:
 
 
 SCENARIOS: Mapping[str, Callable[[Request], Iterator[Finding]]] = {
-    f.__name__: f for f in (sites, off, recompute, checkpoint, packed, refusals, modelopt)
+    f.__name__: f for f in (sites, off, recompute, checkpoint, parallel, reshard, packed, refusals, modelopt)
 }
 
 
@@ -448,20 +335,17 @@ def facts() -> dict[str, str]:
     """What ran: versions, and which parts the model was made of."""
     from kernels.adapters.convert import versions
 
-    return {**versions(), "model parts": models.parts(), "ranks": str(torch.distributed.get_world_size())}
-
-
-def together(findings: Sequence[Finding]) -> list[Finding]:
-    """The worst of every finding over all ranks, in the first rank's order."""
-    every: list[list[Finding]] = [[] for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather_object(every, list(findings))
-    worst: dict[str, Finding] = {}
-    for rank, found in enumerate(every):
-        for finding in found:
-            known = worst.setdefault(finding.what, finding)
-            if not finding.error - finding.budget <= known.error - known.budget:
-                worst[finding.what] = replace(finding, because=f"rank {rank}: {finding.because}")
-    return list(worst.values())
+    own = models.device()
+    gpu = f"GPU-{torch.cuda.get_device_properties(own).uuid}" if own.type == "cuda" else "none"
+    every: list[str] = [""] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, gpu)
+    return {
+        **versions(),
+        "model parts": models.parts(),
+        "autotuning": "first configuration that runs",
+        "ranks": str(len(every)),
+        "GPUs": ", ".join(every),
+    }
 
 
 def load_adapter(path: str) -> Any:
@@ -489,17 +373,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(arguments)
+    take_first_configurations()
     models.start(asked.tensor_parallel)
     results: list[dict[str, Any]] = []
+    known = facts()
+    write(asked.out, known, results)
     for row in json.loads(asked.requests.read_text()):
-        results.append(result(row, asked.tensor_parallel))
-        if torch.distributed.get_rank() == 0:
-            asked.out.write_text(json.dumps({"facts": facts(), "results": results}, indent=1))
+        start = time.perf_counter()
+        results.append({**result(row, asked.tensor_parallel), "seconds": time.perf_counter() - start})
+        write(asked.out, known, results)
         if results[-1]["error"] and torch.distributed.get_world_size() > 1:
             return 1
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     return 0
+
+
+def write(path: Path, known: Mapping[str, str], results: Sequence[Mapping[str, Any]]) -> None:
+    """Writes what is known, on the first rank: whole or not at all, since it is read meanwhile."""
+    if torch.distributed.get_rank() == 0:
+        draft = path.with_suffix(".part")
+        draft.write_text(json.dumps({"facts": known, "results": results}, indent=1))
+        draft.replace(path)
 
 
 def result(row: Mapping[str, Any], tensor_parallel: int) -> dict[str, Any]:
@@ -513,6 +408,7 @@ def result(row: Mapping[str, Any], tensor_parallel: int) -> dict[str, Any]:
         found["findings"] = [asdict(f) for f in together(list(SCENARIOS[request.scenario](request)))]
     except Exception as error:  # noqa: BLE001  whatever a scenario raises is its result
         found["error"] = f"{type(error).__name__}: {error} {place(error)}"
+        print(found["error"], file=sys.stderr, flush=True)
     return found
 
 
