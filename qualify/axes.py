@@ -31,6 +31,21 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class SkipBudget:
+    """How large a share of the cases that a rule can touch it may keep from running.
+
+    Attributes:
+        requirement: the rule, as skips name it; `*` stands for every rule that no earlier row names.
+        share: from 0 (none) to 1 (all).
+        because: why so many.
+    """
+
+    requirement: str
+    share: float
+    because: str
+
+
+@dataclass(frozen=True)
 class Profile:
     """A named part of the matrix.
 
@@ -47,6 +62,7 @@ class Profile:
             are small, and most of their time is compilation and the oracle's launches.
         controls: whether the planted faults run.
         wrong_answers: whether every named wrong answer has to be excluded.
+        skip_budgets: how many cases each rule may keep from running; the run is incomplete beyond.
     """
 
     name: str
@@ -60,3 +76,4 @@ class Profile:
     workers_per_gpu: int = 1
     controls: bool = True
     wrong_answers: bool = True
+    skip_budgets: tuple[SkipBudget, ...] = ()

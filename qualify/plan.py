@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from qualify.axes import REGIME_AXIS, SM_AXIS, Profile
+from qualify.axes import REGIME_AXIS, SM_AXIS, Profile, SkipBudget
 from qualify.canonical import digest
 from qualify.case import Case, case_of_id
 from qualify.cover import Proof
@@ -183,6 +183,7 @@ def plan_from_json(text: str) -> Plan:
     """
     body: dict[str, Any] = json.loads(text)
     profile: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in body["profile"].items()}
+    profile["skip_budgets"] = tuple(SkipBudget(**row) for row in profile["skip_budgets"])
     cases = tuple(
         PlannedCase(Case(**p["case"]), p["run"], tuple(p["needs"]), p["time_limit_s"], p["control"])
         for p in body["cases"]

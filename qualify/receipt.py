@@ -18,6 +18,7 @@ from qualify.log import LOG_NAME, Log, read_log
 from qualify.packing import SCHEMA, SCHEMA_VERSION, command_of, packed, unpacked
 from qualify.plan import Plan
 from qualify.records import CaseRecord, Comparison, Verdict, jsonable
+from qualify.skips import allowed, overrun, tallies
 from qualify.tables import WrongAnswerRow
 from qualify.verdicts import Exclusion, Judgement, SubjectOffer, judge
 
@@ -55,6 +56,7 @@ def receipt_of(plan: Plan, log: Log) -> dict[str, Any]:
     controls = frozenset(row["name"] for row in document["checks"] if row["control"])
     op_checks = frozenset(row["name"] for row in document["checks"] if OP in row["needs"])
     wrong = [WrongAnswerRow(**_tuples(row)) for row in document["wrong_answers"]]
+    found = tallies(records, plan.profile.skip_budgets, _levels_of(document["requirements"]), plan.profile.sm)
     excluded = exclusions(records, wrong, [s.name for s in plan.subjects], op_checks)
     judgement = judge(
         records,
@@ -62,6 +64,7 @@ def receipt_of(plan: Plan, log: Log) -> dict[str, Any]:
         subjects=[SubjectOffer(s["name"], tuple(s["offers"]), s["import_error"]) for s in facts],
         exclusions=excluded,
         uncovered=_uncovered(plan),
+        overrun=overrun(found),
         control_checks=controls,
     )
     body = {
@@ -72,7 +75,7 @@ def receipt_of(plan: Plan, log: Log) -> dict[str, Any]:
         "cases": [compact(record) for record in records],
         "controls": [_control(r) for r in records if r.check in controls],
         "discrimination": [_discrimination(e) for e in excluded],
-        "skips": _skips(records),
+        "skips": _skips(records, allowed(found)),
         "waivers": [],
         "gates": [],
         "comparison": None,
@@ -193,6 +196,7 @@ def _plan_part(plan: Plan) -> dict[str, Any]:
         "checks": plan.document["checks"],
         "constraints": plan.document["constraints"],
         "requirements": plan.document["requirements"],
+        "skip_budgets": [asdict(row) for row in plan.profile.skip_budgets],
         "wrong_answers": plan.document["wrong_answers"],
     }
 
@@ -273,7 +277,11 @@ def compiled_row(record: CaseRecord, build: Comparison) -> dict[str, Any]:
     }
 
 
-def _skips(records: Sequence[CaseRecord]) -> list[dict[str, Any]]:
+def _levels_of(requirements: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Sequence[str]]]:
+    return {row["name"]: row["when"] for row in requirements}
+
+
+def _skips(records: Sequence[CaseRecord], budgets: Mapping[str, int | None]) -> list[dict[str, Any]]:
     grouped: dict[tuple[str, str], list[CaseRecord]] = {}
     for record in records:
         if record.verdict in (Verdict.SKIPPED, Verdict.UNSUPPORTED, Verdict.EXCLUDED):
@@ -284,7 +292,7 @@ def _skips(records: Sequence[CaseRecord]) -> list[dict[str, Any]]:
             "value_seen": seen,
             "reason": found[0].reason,
             "cases": len(found),
-            "budget": None,
+            "budget": budgets.get(requirement),
         }
         for (requirement, seen), found in grouped.items()
     ]

@@ -99,13 +99,14 @@ def judge(
     subjects: Sequence[SubjectOffer],
     exclusions: Sequence[Exclusion] = (),
     uncovered: Sequence[str] = (),
+    overrun: Sequence[str] = (),
     control_checks: frozenset[str] = frozenset(),
 ) -> Judgement:
     """The verdict of a run.
 
     A failure outranks incompleteness. QUALIFIED means that nothing failed, that every must-run case was
-    executed and passed, that every other planned case has a result, that every control was caught and that
-    every named wrong answer is excluded.
+    executed and passed, that every other planned case has a result, that no rule kept more cases from running
+    than its budget allows, that every control was caught and that every named wrong answer is excluded.
 
     Args:
         records: one for each planned case.
@@ -113,6 +114,7 @@ def judge(
         subjects: what each subject offers.
         exclusions: the wrong answers that had to be excluded.
         uncovered: proofs of cover that do not hold, in words.
+        overrun: skips beyond their budgets, in words.
         control_checks: names of the checks that judge the judge.
     """
     judged = [r for r in records if r.check not in control_checks]
@@ -126,6 +128,7 @@ def judge(
         *_uncaught(controls),
         *_not_excluded(exclusions),
         *uncovered,
+        *overrun,
     ]
     if gaps:
         return Judgement(Overall.INCOMPLETE, tuple(gaps))

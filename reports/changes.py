@@ -55,6 +55,7 @@ def _moved(before: Body, after: Body) -> Iterator[Moved]:
     yield from _verdicts(both)
     yield from _comparisons(both)
     yield from _evidence(before, after)
+    yield from _skip_budgets(before, after)
     yield from _waivers(before, after)
     yield from _subjects(before, after)
     yield from _environments(before, after)
@@ -166,6 +167,17 @@ def _evidence(before: Body, after: Body) -> Iterator[Moved]:
             what = " ".join(filter(None, place))
             now = "not ruled out" if place in ruled else "not asked about"
             yield Moved("wrong answer", what, "ruled out", now, True)
+
+
+def _skip_budgets(before: Body, after: Body) -> Iterator[Moved]:
+    """Shares of cases that rules may keep from running, where they grew or vanished."""
+    new = {row.requirement: row.share for row in after.plan.skip_budgets}
+    for row in before.plan.skip_budgets:
+        share = new.get(row.requirement)
+        if share != row.share:
+            now = "no budget" if share is None else text.figure(share)
+            worse = share is None or share > row.share
+            yield Moved("skip budget", row.requirement, text.figure(row.share), now, worse)
 
 
 def _waivers(before: Body, after: Body) -> Iterator[Moved]:

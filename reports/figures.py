@@ -419,9 +419,9 @@ def skip_rows(cases: Iterable[CaseRecord], recorded: Iterable[Skip] = ()) -> lis
     for case in cases:
         if case.verdict not in EXECUTED and case.verdict is not Verdict.STALE_WAIVER:
             counts[case.verdict, case.requirement, case.value_seen, case.reason] += 1
-    budgets = {(s.requirement, s.value_seen, s.reason): s.budget for s in recorded}
+    budgets = {s.requirement: s.budget for s in recorded}
     rows = [
-        (verdict, Skip(rule, seen, reason, number, budgets.get((rule, seen, reason))))
+        (verdict, Skip(rule, seen, reason, number, budgets.get(rule)))
         for (verdict, rule, seen, reason), number in counts.items()
     ]
     return sorted(rows, key=lambda row: -row[1].cases)

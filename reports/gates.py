@@ -36,7 +36,7 @@ from reports.model import Body, ComparisonWithBaseline, Gate
 from reports.reading import ReceiptError, read_bytes, short
 
 MAX_POLICY_BYTES = 2**20
-LOOSENING = ("budget loosened", "comparison vanished")
+LOOSENING = ("budget loosened", "comparison vanished", "skip budget")
 GROWTH = ("error grew", "errors grew")
 LOSS = ("case vanished", "case verdict", "control", "wrong answer")
 

@@ -41,7 +41,6 @@ def merge(paths: Sequence[Path]) -> dict[str, Any]:
             "header": _header(ordered),
             "environments": list(chain.from_iterable(_environments(r) for r in ordered)),
             "cases": _interleaved([list(_cases(r)) for r in ordered]),
-            "skips": list(chain.from_iterable(r.raw.get("skips", ()) for r in ordered)),
             "compile_tier": _unique(chain.from_iterable(r.raw.get("compile_tier", ()) for r in ordered)),
         }
         empty = reader(Body)({**raw, "cases": []}, "the merged receipt")

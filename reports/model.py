@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qualify.axes import SkipBudget
 from qualify.canonical import digest, digest_bytes
 from qualify.packing import SCHEMA, SCHEMA_VERSION, packed, unpacked
 from qualify.records import CaseRecord, Overall
@@ -143,6 +144,7 @@ class Plan:
     sm: str = ""
     checks: tuple[CheckFacts, ...] = ()
     requirements: tuple[RequirementFacts, ...] = ()
+    skip_budgets: tuple[SkipBudget, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class Discrimination:
 
 @dataclass(frozen=True)
 class Skip:
-    """Planned cases that were not run under one rule, and how many of them are allowed."""
+    """Planned cases that one rule kept from running on one value seen; `budget` is that of the whole rule."""
 
     requirement: str
     value_seen: str

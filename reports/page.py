@@ -22,7 +22,7 @@ import jinja2
 from markupsafe import Markup
 
 from qualify.records import EXECUTED, FAILURES, CaseRecord, Comparison, Overall, Verdict
-from reports import charts, figures, text
+from reports import charts, figures, rederive, text
 from reports.history import Line
 from reports.model import Body, Moved, Plan, Receipt, SubjectFacts
 from reports.reading import short
@@ -376,6 +376,7 @@ def evidence(body: Body, skips: Sequence[Any]) -> dict[str, Any]:
         "controls": controls,
         "wrong_answers": figures.wrong_answer_groups(body),
         "skips": skips,
+        "over_budget": {tally.requirement for tally in rederive.skip_tallies(body) if tally.over},
         "not_run": sum(skip.cases for _, skip in skips),
     }
 

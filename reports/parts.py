@@ -9,10 +9,11 @@ from typing import Any
 from qualify.canonical import canonical_bytes, digest_bytes
 from qualify.packing import SCHEMA, SCHEMA_VERSION, packed
 from qualify.records import CaseRecord, Verdict, jsonable
+from qualify.skips import allowed
 from qualify.verdicts import Exclusion
 from reports.model import Body
 from reports.reading import ReceiptError, reader
-from reports.rederive import control_checks, excluded, restated
+from reports.rederive import control_checks, excluded, restated, skip_tallies
 
 IDLE = (Verdict.SKIPPED, Verdict.UNSUPPORTED, Verdict.EXCLUDED)
 
@@ -47,10 +48,8 @@ def wrong_answer_row(found: Exclusion) -> dict[str, Any]:
     }
 
 
-def skip_rows(
-    records: Sequence[CaseRecord], budgets: Mapping[tuple[str, str], int | None]
-) -> list[dict[str, Any]]:
-    """Skips by rule and value seen, with the budgets that earlier rows stated."""
+def skip_rows(records: Sequence[CaseRecord], budgets: Mapping[str, int | None]) -> list[dict[str, Any]]:
+    """Skips by rule and value seen, with the budget of each rule."""
     grouped: dict[tuple[str, str], list[CaseRecord]] = {}
     for record in records:
         if record.verdict in IDLE:
@@ -61,7 +60,7 @@ def skip_rows(
             "value_seen": seen,
             "reason": found[0].reason,
             "cases": len(found),
-            "budget": budgets.get((requirement, seen)),
+            "budget": budgets.get(requirement),
         }
         for (requirement, seen), found in grouped.items()
     ]
@@ -76,12 +75,11 @@ def rebuilt(raw: Mapping[str, Any], body: Body | None = None) -> dict[str, Any]:
     """
     body = body or reader(Body)(raw, "receipt")
     controls = control_checks(body.plan)
-    budgets = {(s.requirement, s.value_seen): s.budget for s in body.skips}
     made = {
         **raw,
         "controls": jsonable([control_row(case) for case in body.cases if case.check in controls]),
         "discrimination": jsonable([wrong_answer_row(found) for found in excluded(body, body.cases)]),
-        "skips": skip_rows(body.cases, budgets),
+        "skips": skip_rows(body.cases, allowed(skip_tallies(body))),
     }
     return restated(made, body)
 

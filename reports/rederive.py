@@ -7,6 +7,7 @@ from typing import Any
 
 from qualify.exclusions import OP, exclusions
 from qualify.records import CaseRecord, Overall
+from qualify.skips import SkipTally, overrun, tallies
 from qualify.verdicts import Exclusion, Judgement, SubjectOffer, judge
 from reports.model import Body, Gate, Plan, WaiverFacts
 
@@ -24,6 +25,12 @@ def excluded(body: Body, records: Sequence[CaseRecord]) -> list[Exclusion]:
     return exclusions(records, body.plan.wrong_answers, [s.name for s in body.subjects], op_checks)
 
 
+def skip_tallies(body: Body) -> list[SkipTally]:
+    """What each rule kept from running, with its budget, counted from the cases."""
+    plan = body.plan
+    return tallies(body.cases, plan.skip_budgets, {r.name: r.when for r in plan.requirements}, plan.sm)
+
+
 def judgement(body: Body) -> Judgement:
     """The verdict that follows from the cases, the cover, the waivers and the gates of a receipt."""
     uncovered = [
@@ -37,6 +44,7 @@ def judgement(body: Body) -> Judgement:
         subjects=[SubjectOffer(s.name, s.offers, s.import_error) for s in body.subjects],
         exclusions=excluded(body, body.cases),
         uncovered=uncovered,
+        overrun=overrun(skip_tallies(body)),
         control_checks=control_checks(body.plan),
     )
     red = [*_red_waivers(body.waivers), *_red_gates(body.gates)]

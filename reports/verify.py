@@ -16,6 +16,7 @@ from typing import Any
 from qualify.canonical import canonical_bytes, digest, digest_bytes
 from qualify.packing import packed
 from qualify.records import EXECUTED, CaseRecord, Verdict
+from qualify.skips import allowed
 from qualify.verdicts import of_comparisons
 from qualify.waivers import glob
 from reports import cover, rederive, schema, signing
@@ -208,8 +209,12 @@ def _parts(receipt: Receipt) -> Iterator[str]:
         yield "the compile tier is not that of the cases"
     idle = (Verdict.SKIPPED, Verdict.UNSUPPORTED, Verdict.EXCLUDED)
     counted = Counter((c.requirement, c.value_seen) for c in body.cases if c.verdict in idle)
-    if Counter({(s.requirement, s.value_seen): s.cases for s in body.skips}) != counted:
+    budgets = allowed(rederive.skip_tallies(body))
+    recorded_skips = Counter({(s.requirement, s.value_seen): s.cases for s in body.skips})
+    if recorded_skips != counted or len(body.skips) != len(counted):
         yield "the skips are not those of the cases"
+    if any(s.budget != budgets.get(s.requirement) for s in body.skips):
+        yield "the budgets of the skips are not those of the plan"
 
 
 def _excludes(cases: Mapping[str, CaseRecord], evidence: Evidence, wrong_answer: str) -> bool:

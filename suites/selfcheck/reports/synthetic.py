@@ -183,6 +183,10 @@ REQUIREMENT = {
     "value": "100",
     "because": "the cell is one of SM 10",
 }
+SKIP_BUDGETS = [
+    {"requirement": "sm 10", "share": 1.0, "because": "planned to be seen"},
+    {"requirement": "*", "share": 0.05, "because": "hardly anything else"},
+]
 CONTROLS = (
     "state rounding left out",
     "W rounded along the wrong axis",
@@ -269,6 +273,7 @@ def plan_of(rows: Sequence[CaseRecord], profile: str = "h100") -> dict[str, Any]
         "covers": cover_rows(rows, checks),
         "checks": checks,
         "requirements": [REQUIREMENT],
+        "skip_budgets": SKIP_BUDGETS,
         "must_run": sum(r.must_run for r in rows),
         "wrong_answers": [
             {"name": name, "because": f"{name} is a fault", "sites": [], "formats": []}

@@ -75,6 +75,10 @@ def admit_a_wrong_answer(body: dict[str, Any]) -> None:
     body["discrimination"][0]["excluded"] = False
 
 
+def grant_more_skips(body: dict[str, Any]) -> None:
+    body["plan"]["skip_budgets"][1]["share"] = 0.5
+
+
 WORSE = [
     (grow_one_error, "error grew"),
     (loosen_a_budget, "budget loosened"),
@@ -83,6 +87,7 @@ WORSE = [
     (skip_a_passing_case, "case verdict"),
     (miss_a_control, "control"),
     (admit_a_wrong_answer, "wrong answer"),
+    (grant_more_skips, "skip budget"),
 ]
 
 

@@ -138,6 +138,10 @@ def see_another_machine(body: dict[str, Any]) -> None:
     first(body, verdict="skipped")["value_seen"] = "80"
 
 
+def grant_more_skips(body: dict[str, Any]) -> None:
+    body["skips"][0]["budget"] += 100
+
+
 def name_another_profile(body: dict[str, Any]) -> None:
     body["header"]["profile"] = "b200"
 
@@ -160,6 +164,7 @@ FORGERIES: list[Callable[[dict[str, Any]], None]] = [
     drop_the_proofs,
     skip_what_runs,
     see_another_machine,
+    grant_more_skips,
     name_another_profile,
     invent_a_key,
 ]
