@@ -21,11 +21,12 @@ from qualify.subjects import USUAL_ARITHMETIC
 
 Tensor = torch.Tensor
 
-SLACK = 4.0
+SLACK = 2.5
 """Budget over the largest error of the noise runs; docs/calibration.md has the measurements behind it."""
 
-FLIPS = 3.0
-"""Further slack for a chunk or an element where codes may flip: few runs see few flips, not the worst."""
+REACH = 2.0
+"""How near to a boundary between two codes, in unit roundoffs of an operand, an element may change sides: it
+is the product of rounded operands and rounded itself, or of one that was cut."""
 
 UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
     {"ieee": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -35,7 +36,7 @@ UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
 COARSENESS: Mapping[str, int] = MappingProxyType({"ieee": 0, "tf32": 1, "fp16": 1, "bf16": 2})
 """Order of arithmetics from fine to coarse."""
 
-CANCELLED = 2.0**-20
+CANCELLED = 2.0**-22
 """Error of terms that cancel in a sum, relative to them: a few fp32 roundings, whatever the operands."""
 
 UNDERFLOW: Mapping[str, float] = MappingProxyType(
@@ -120,7 +121,7 @@ def derive_limits(
     noise: Noise,
     layout: Layout,
     *,
-    smooth: bool,
+    tipped: Tensor | None = None,
     step: Tensor | None = None,
     slack: float = SLACK,
     source: str = "",
@@ -130,14 +131,15 @@ def derive_limits(
     Whole tensor and heads: slack times the largest norm among the runs. A chunk of a head: the same, but
     never relatively tighter than the head's median chunk, since a few runs of a few numbers can all be
     lucky. An element, where everything is smooth: slack times sigma, times `1 + sqrt(2 ln n) / 2` for the
-    largest of n. Where a rounding to a grid can flip, an element is bounded by the largest error of its
-    head in any run.
+    largest of n. Where a rounding to a grid can flip, a few runs see few of the flips that there can be: what
+    all of them do at once is added, and an element is bounded by the largest error of its head in any run.
 
     Args:
         expected: fp64.
         noise: from `measure_noise`.
         layout: names of the axes.
-        smooth: whether no correct implementation rounds anything to another code of a grid.
+        tipped: error of a run in which every code within `REACH` of a boundary is the one beyond it, the
+            shape of `expected`; None where no correct implementation rounds on the way to another code.
         step: what one flip moves each element of a rounded output, its shape; None when it is not rounded.
         slack: the multiple.
         source: which runs these were, for the derivation.
@@ -153,20 +155,22 @@ def derive_limits(
     heads = torch.maximum(norms.square().sum(1).sqrt().amax(0), operand * units.square().sum(0).sqrt())
     total = max(float(norms.square().sum((1, 2)).sqrt().amax()), operand * float(units.norm()))
     deviates = math.sqrt(2.0 * math.log(max(8, expected.numel()))) / 2.0
-    rare = 1.0 if smooth else FLIPS
     element = slack * (1.0 + deviates) * noise.reach
     few = slack * _few(noise.sigma, layout, few_draws(runs) * (1.0 + deviates))
-    if not smooth:
-        element = torch.maximum(element, rare * slack * _head_maxima(noise.errors, layout))
-    one_flip = torch.zeros_like(floors)
+    flips = torch.zeros_like(floors)
+    if tipped is not None or step is not None:
+        element = torch.maximum(element, slack * _head_maxima(noise.errors, layout))
+    if tipped is not None:
+        element = element + _head_maxima(tipped.unsqueeze(0), layout)
+        flips = block_norms(tipped, layout)
     if step is not None:
         element = element + step
-        one_flip = _block_maxima(step, layout)
-    floors = floors + one_flip
+        flips = flips + _block_maxima(step, layout)
+    floors = floors + flips
     return Limits(
-        total=slack * total + float(noise.floor.norm() + one_flip.max()),
+        total=slack * total + float(noise.floor.norm() + flips.norm()),
         head=torch.maximum(slack * heads, few.square().sum(0).sqrt()) + floors.square().sum(0).sqrt(),
-        block=torch.maximum(rare * slack * torch.maximum(largest, typical), few) + floors,
+        block=torch.maximum(slack * torch.maximum(largest, typical), few) + floors,
         element=element + noise.floor,
         derivation=f"{slack:g} x the largest of {runs} runs of the oracle in {source} + output rounding",
     )

@@ -43,6 +43,11 @@ PRECISIONS: Mapping[str, Precision] = {
     "fp16": Precision(10, -14),
 }
 
+BLOCK = 16
+"""Rows of the diagonal blocks that are inverted by substitution before blocks are put together."""
+
+FULL = ("ieee", "fp32")
+
 MODES = ("stochastic", "nearest", "toward_zero")
 
 
@@ -80,6 +85,17 @@ class Arithmetic:
         """
         return cast(Tensor, _Decay.apply(self, later, earlier, keep))  # type: ignore[no-untyped-call]
 
+    def scaled(self, factor: Tensor, x: Tensor, at: Tensor | None = None, *, copies: bool = False) -> Tensor:
+        """`factor * x`; the gradient of the factor is the sum of `dy * x` over what the factor lacks.
+
+        Args:
+            factor: broadcasts against `x`.
+            x: any shape.
+            at: what stands for `x` in the gradient of the factor, or None.
+            copies: whether the gradient of the factor is made of copies of `x` and `dy` in the carrier.
+        """
+        return cast(Tensor, _Scaled.apply(self, factor, x, at, copies))  # type: ignore[no-untyped-call]
+
     def store(self, x: Tensor) -> Tensor:
         """A tensor that goes through memory in the carrier dtype, and so does its gradient."""
         return x
@@ -95,6 +111,9 @@ class Arithmetic:
     # What the autograd functions below ask for. Exact: nothing happens.
 
     def _operand(self, x: Tensor) -> Tensor:
+        return x
+
+    def _copy(self, x: Tensor) -> Tensor:
         return x
 
     def _product(self, a: Tensor, b: Tensor) -> Tensor:
@@ -166,7 +185,7 @@ class Noisy(Arithmetic):
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}; choose a listed mode")
         self.operand, self.accumulate, self.mode, self.seed = operand, accumulate, mode, seed
         self.stored, self.gate = store, gates
-        self._full_operands = operand in ("ieee", "fp32")
+        self._full_operands = operand in FULL
         self.solve = solve or ("fp32" if self._full_operands else "tf32")
         self._random = random.Random(seed)
 
@@ -212,6 +231,9 @@ class Noisy(Arithmetic):
     def _operand(self, x: Tensor) -> Tensor:
         return self.round(x, self.operand)
 
+    def _copy(self, x: Tensor) -> Tensor:
+        return self._stored(x, self.stored)
+
     def _stored(self, x: Tensor, precision: str) -> Tensor:
         return self.round(x, precision, "nearest" if self.mode == "toward_zero" else None)
 
@@ -231,7 +253,26 @@ class Noisy(Arithmetic):
         return y.addcmul_(typical, unit, value=UNIT_ROUNDOFF * a.shape[-1] ** 0.5)
 
     def _solve(self, strictly_lower: Tensor) -> Tensor:
-        return _unit_lower_inverse(self._stored(strictly_lower, self.solve))
+        lower = self._stored(strictly_lower, self.solve)
+        return _unit_lower_inverse(lower) if self.solve in FULL else self._inverse_by_blocks(lower)
+
+    def _inverse_by_blocks(self, strictly_lower: Tensor) -> Tensor:
+        """The inverse as matrix units make it: of blocks of 16, then of pairs of blocks by two products."""
+        size = strictly_lower.shape[-1]
+        if size <= BLOCK:
+            return _unit_lower_inverse(strictly_lower)
+        half = BLOCK
+        while 2 * half < size:
+            half *= 2
+        missing = 2 * half - size
+        padded = torch.nn.functional.pad(strictly_lower, (0, missing, 0, missing))
+        above, below = padded[..., :half, :half], padded[..., half:, half:]
+        first, second = self._inverse_by_blocks(torch.stack([above, below])).unbind()
+        corner = self.round(padded[..., half:, :half], self.solve)
+        left, right = self.round(second, self.solve), self.round(first, self.solve)
+        between = -self._product(left, self.round(self._product(corner, right), self.solve))
+        upper = torch.cat([first, torch.zeros_like(first)], -1)
+        return torch.cat([upper, torch.cat([between, second], -1)], -2)[..., :size, :size]
 
     def _prefix_sums(self, x: Tensor) -> Tensor:
         total = x.cumsum(-1)
@@ -387,6 +428,27 @@ class _Decay(torch.autograd.Function):
             None if earlier is None else ctx.arithmetic._reduced(upstream, earlier, -1.0),
             None,
         )
+
+
+class _Scaled(torch.autograd.Function):
+    """A tensor times a factor that broadcasts against it."""
+
+    @staticmethod
+    def forward(ctx: Any, arithmetic: Arithmetic, factor: Tensor, x: Tensor, at: Any, copies: bool) -> Tensor:
+        ctx.arithmetic, ctx.copies = arithmetic, copies
+        ctx.save_for_backward(factor, x if at is None else at)
+        return factor * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor | None, None, None]:
+        factor, x = ctx.saved_tensors
+        (dy,) = grads
+        d_factor = None
+        if ctx.needs_input_grad[1]:
+            pair = (ctx.arithmetic._copy(dy), ctx.arithmetic._copy(x)) if ctx.copies else (dy, x)
+            d_factor = ctx.arithmetic._reduced(pair[0] * pair[1], factor.shape, 1.0)
+        dx = _sum_to(factor * dy, x.shape) if ctx.needs_input_grad[2] else None
+        return None, d_factor, dx, None, None
 
 
 class _Rounded(torch.autograd.Function):

@@ -127,9 +127,9 @@ def inside(call: Call, name: int, plan: Plan, chunks: Chunks) -> Inside:
     system_keys = term(k, "dk.system")
     kk = arithmetic.matmul(system_keys, system_keys.mT)
     system = (kk * term(gamma, "dg.system") * term(beta, "dbeta.system").unsqueeze(-1)).tril(-1)
-    u_right = v * term(beta, "dbeta.u").unsqueeze(-1)
+    u_right = arithmetic.scaled(term(beta, "dbeta.u").unsqueeze(-1), v)
     w_decay = term(from_start, "dg.w") if semantics.beta_decay else torch.ones_like(from_start)
-    w_right = (term(beta, "dbeta.w") * w_decay).unsqueeze(-1) * term(k, "dk.w")
+    w_right = arithmetic.scaled((term(beta, "dbeta.w") * w_decay).unsqueeze(-1), term(k, "dk.w"))
     if semantics.w_rounded == "right_side":
         w_right = call.sites.w(w_right, (name, "right"))
     inverse = _inverse(call, system)
@@ -149,7 +149,7 @@ def inside(call: Call, name: int, plan: Plan, chunks: Chunks) -> Inside:
         w_rounded=call.stage("w_rounded", plan, w_rounded),
         w_backward=_backward_w(call, name, inverse, w, w_right),
         v_new=by_chunk(plan, call.given["v_new"].detach().to(u.dtype)) if "v_new" in call.given else None,
-        keys=term(k, "dk.update") * term(to_end, "dg.update").unsqueeze(-1),
+        keys=arithmetic.scaled(term(to_end, "dg.update").unsqueeze(-1), term(k, "dk.update")),
         carry=carry if semantics.update_decay else torch.ones_like(carry),
         attention=scores * visible * call.scale,
         read=read * call.scale,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from references.chunk_inside import Call, Chunks, Inside
-from references.gradients import straight_through, times
+from references.gradients import straight_through
 from references.packing import Plan
 
 Tensor = torch.Tensor
@@ -55,7 +55,7 @@ def step(call: Call, entry: State, chunk: Inside) -> tuple[Tensor, Tensor]:
     if chunk.v_new is not None:
         v_new = straight_through(v_new, chunk.v_new)
     carried = term(entry.pick(semantics.update_reads), "dstate.carry")
-    kept = times(chunk.carry[..., None, None], carried, at)
+    kept = arithmetic.scaled(chunk.carry[..., None, None], carried, at, copies=True)
     added = arithmetic.matmul(chunk.keys.mT, term(v_new, "dv_new.update"))
     return v_new, arithmetic.accumulator(kept + added)
 
@@ -137,7 +137,7 @@ def read(call: Call, chunks: Chunks, inner: Inside, passed: Passed) -> Tensor:
     from_state = arithmetic.matmul(q, incoming, right=at)
     read_at = None if at is None else q @ at
     inner_part = arithmetic.matmul(inner.attention, term(passed.v_new, "dv_new.read"))
-    return arithmetic.store(times(inner.read.unsqueeze(-1), from_state, read_at) + inner_part)
+    return arithmetic.store(arithmetic.scaled(inner.read.unsqueeze(-1), from_state, read_at) + inner_part)
 
 
 def _copied(state: Tensor, dtype: str | None) -> Tensor:

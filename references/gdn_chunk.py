@@ -25,7 +25,7 @@ from references.chunk_pass import State, forced, inverse_permutation, leaking, p
 from references.gradients import scaled_gradient
 from references.packing import Packing, Plan, pack, rows
 from references.semantics import CONTRACT, Semantics
-from references.sites import Offsets, Sites
+from references.sites import Offsets, Sites, Tipped
 
 Tensor = torch.Tensor
 
@@ -49,7 +49,7 @@ def gdn_chunk(
     arithmetic: Arithmetic = EXACT,
     semantics: Semantics = CONTRACT,
     stages: dict[str, Tensor] | None = None,
-    offsets: Offsets | None = None,
+    offsets: Offsets | Tipped | None = None,
     entry_states: Tensor | None = None,
     given: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ def gdn_chunk(
             `w`, `w_rounded`, `u`, `v_new`; per chunk `[B, chunks, HV, K, V]` (B = 1 and all sequences' chunks
             in order when packed) `state_in` (what the chunk reads), `state_out` (before its rounding),
             `state_out_rounded`; `initial_rounded` `[N, HV, K, V]`; always key first.
-        offsets: records the rounding offsets of this run, or replays frozen ones.
+        offsets: records the rounding offsets of this run, replays frozen ones, or tips codes over.
         entry_states: `[B, chunks, HV, K, V]`, the rounded state at the start of every chunk. Each chunk is
             then computed from its own, and the state does not pass from chunk to chunk.
         given: values that replace `u`, `w`, `w_rounded` or `v_new` where they are computed, in the layout of

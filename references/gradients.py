@@ -38,10 +38,3 @@ class _ScaledGradient(torch.autograd.Function):
 def scaled_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
     """`x` unchanged; its gradient times `factor`."""
     return cast(Tensor, _ScaledGradient.apply(x, factor))  # type: ignore[no-untyped-call]
-
-
-def times(factor: Tensor, x: Tensor, at: Tensor | None = None) -> Tensor:
-    """`factor * x`; the gradient of the factor is taken at `at` where that is given."""
-    if at is None:
-        return factor * x
-    return factor.detach() * x + (factor - factor.detach()) * at.detach()

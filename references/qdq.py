@@ -57,6 +57,25 @@ def quantize(groups: Tensor, grid: Grid, axes: tuple[int, ...] = (-1,)) -> Quant
     return Quantized(codes, scales, codes * scales)
 
 
+@torch.no_grad()
+def tip(groups: Tensor, reach: float, grid: Grid, axes: tuple[int, ...] = (-1,)) -> Tensor:
+    """QDQ in which every element that is near a boundary between two codes takes the one beyond it.
+
+    Args:
+        groups: any shape and float dtype; converted to fp32 first.
+        reach: how near, relative to the element.
+        grid: the grid.
+        axes: the axes that share one scale.
+
+    Returns:
+        The values, fp32, in the shape of `groups`.
+    """
+    exact = quantize(groups, grid, axes)
+    ratio = groups.detach().to(torch.float32) / exact.scales
+    above, below = (round_to_grid(ratio * (1.0 + sign * reach), grid) for sign in (1.0, -1.0))
+    return torch.where(above != exact.codes, above, below) * exact.scales
+
+
 def state_tiles(state: Tensor, block_v: int) -> Tensor:
     """`[..., K, V]` as `[..., K, tiles, block_v]`, the last tile filled up with zeros."""
     missing = -state.shape[-1] % block_v

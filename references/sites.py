@@ -2,21 +2,30 @@
 
 `Offsets` keeps, for every site and chunk, what rounding added in one run, and adds the same again in later
 runs. The graph is then smooth in its inputs: finite differences and noisy runs do not cross a rounding edge.
+`Tipped` does the opposite: whatever noise could round to another code is rounded to it, all at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, Protocol
 
 import torch
 
 from references.faulty_qdq import faulty_qdq
+from references.formats import grid_named
 from references.gradients import straight_through
-from references.qdq import qdq_state, qdq_w
+from references.qdq import qdq_state, qdq_w, state_tiles, tip
 from references.semantics import Semantics, SiteRule
 
 Tensor = torch.Tensor
+
+
+class Rounding(Protocol):
+    """A site's rounding of `x`; with a reach, codes that near a boundary are those beyond it."""
+
+    def __call__(self, reach: float = 0.0) -> Tensor:
+        """The rounded tensor, attached to the graph of `x`."""
 
 
 class Offsets:
@@ -35,7 +44,7 @@ class Offsets:
         self.frozen = True
         return self
 
-    def apply(self, key: Hashable, x: Tensor, rounded: Callable[[], Tensor]) -> Tensor:
+    def apply(self, key: Hashable, x: Tensor, rounded: Rounding) -> Tensor:
         """`rounded()`, recorded; or, once frozen, `x` plus what was recorded under `key`."""
         if not self.frozen:
             value = rounded()
@@ -48,6 +57,22 @@ class Offsets:
         return straight_through(x, (x + self._recorded[key]).detach())
 
 
+class Tipped:
+    """Rounds every element that lies near a boundary between two codes to the one beyond it.
+
+    Args:
+        reach: how near, relative to the element: what noise is allowed to be. An initial state is an input,
+            has no noise, and keeps its codes.
+    """
+
+    def __init__(self, reach: float) -> None:
+        self.reach = reach
+
+    def apply(self, key: Hashable, x: Tensor, rounded: Rounding) -> Tensor:
+        """`rounded` with this reach."""
+        return rounded(self.reach)
+
+
 class Sites:
     """Both sites of one call.
 
@@ -55,7 +80,7 @@ class Sites:
         state_format, state_block_v, w_format: the options of the call; None is a site that is off.
         w_dtype: the dtype in which W is materialised before the W site sees it.
         semantics: the rules.
-        offsets: what to record into or replay from, or None.
+        offsets: what to record into or replay from, what tips codes over, or None.
     """
 
     def __init__(
@@ -65,7 +90,7 @@ class Sites:
         w_format: str | None,
         w_dtype: torch.dtype,
         semantics: Semantics,
-        offsets: Offsets | None,
+        offsets: Offsets | Tipped | None,
     ) -> None:
         self.state_format = state_format if semantics.state.active else None
         self.w_format = w_format if semantics.w.active else None
@@ -78,7 +103,10 @@ class Sites:
             return state
         fmt, rule = self.state_format, self.rules.state
 
-        def rounded() -> Tensor:
+        def rounded(reach: float = 0.0) -> Tensor:
+            if reach and occasion and rule.is_contract:
+                tiles = tip(state_tiles(state, self.block_v), reach, grid_named(fmt), (-3, -1))
+                return straight_through(state, tiles.flatten(-2)[..., : state.shape[-1]].to(state.dtype))
             if rule.is_contract:
                 return qdq_state(state, block_v=self.block_v, fmt=fmt)
             return faulty_qdq(state, rule, fmt, self.block_v)
@@ -91,10 +119,13 @@ class Sites:
         if fmt is None and self.w_dtype == w.dtype:
             return w
 
-        def rounded() -> Tensor:
+        def rounded(reach: float = 0.0) -> Tensor:
             materialised = straight_through(w, w.detach().to(self.w_dtype).to(w.dtype))
             if fmt is None:
                 return materialised
+            if reach and rule.is_contract:
+                tipped = tip(materialised, reach, grid_named(fmt)).to(self.w_dtype)
+                return straight_through(w, tipped.to(w.dtype))
             if rule.is_contract:
                 in_carrier = qdq_w(materialised.detach().to(self.w_dtype), fmt=fmt)
                 return straight_through(w, in_carrier.to(w.dtype))
@@ -103,7 +134,7 @@ class Sites:
 
         return self._apply(("w", key), w, rounded)
 
-    def _apply(self, key: Any, x: Tensor, rounded: Callable[[], Tensor]) -> Tensor:
+    def _apply(self, key: Any, x: Tensor, rounded: Rounding) -> Tensor:
         return rounded() if self.offsets is None else self.offsets.apply(key, x, rounded)
 
     @staticmethod

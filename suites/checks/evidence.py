@@ -17,7 +17,15 @@ from typing import Any
 
 import torch
 
-from qualify.budgets import UNDERFLOW, UNIT_ROUNDOFF, Noise, derive_limits, judged_arithmetic, measure_noise
+from qualify.budgets import (
+    REACH,
+    UNDERFLOW,
+    UNIT_ROUNDOFF,
+    Noise,
+    derive_limits,
+    judged_arithmetic,
+    measure_noise,
+)
 from qualify.case import Case, CheckOutput
 from qualify.compare import Layout, Limits, compare_budget, holds, layout_of, mismatch
 from qualify.filters import Projection, compare_filters, project
@@ -28,6 +36,7 @@ from qualify.subjects import Subject
 from references.arithmetic import Arithmetic, Noisy
 from references.gdn_chunk import dg_magnitude, gdn_chunk
 from references.semantics import CONTRACT, Semantics
+from references.sites import Tipped
 from references.wrong_answers import WRONG_ANSWERS, Setting, setting_of
 from suites.checks.final_state import judge_final_state, rounded_state, state_steps
 from suites.checks.tie_free import CHUNK, TIE_FREE, may_flip, tie_free
@@ -171,6 +180,7 @@ def evidence_for(
     members += deterministic_runs(problem, arithmetic, semantics, store=store)
     if problem.w_format is None and problem.carrier is not torch.float32:
         members.append(_without_w(problem, _noisy(problem, arithmetic, "nearest", 1, store), semantics))
+    tipped = Outcome({}) if smooth else tipped_run(problem, arithmetic)
     evidence = Evidence(problem, arithmetic, smooth, exact, {}, {}, {})
     magnitudes = _gate_magnitudes(problem)
     for name, tensor in exact.tensors.items():
@@ -194,7 +204,7 @@ def evidence_for(
             assert raw is not None
             evidence.raw_state = raw
             before = measured(raw, samples)
-            evidence.state_width = derive_limits(raw, before, layout, smooth=True, source=arithmetic).element
+            evidence.state_width = derive_limits(raw, before, layout, source=arithmetic).element
             samples = torch.stack([rounded_state(s, problem) for s in samples])
         rounds = name == "final_state" and problem.state_format is not None
         evidence.noise[name] = measured(tensor, samples)
@@ -202,7 +212,7 @@ def evidence_for(
             tensor,
             evidence.noise[name],
             layout,
-            smooth=smooth and not rounds,
+            tipped=None if (moved := tipped[name]) is None else moved - tensor,
             step=state_steps(tensor, problem) if rounds else None,
             source=arithmetic,
         )
@@ -249,17 +259,30 @@ def deterministic_runs(
 ) -> list[Outcome]:
     """The members of the family that round as hardware does: to nearest, and TF32 operands by truncation too.
 
+    TF32 has the mantissa of fp16 and the range of fp32, so that a kernel may take it for an fp16 carrier, and
+    keep what it stores in fp32. Its inverse is that of fp32: where it is truncated alone, the errors of a
+    chunk of similar keys all point the same way.
+
     Args:
         problem: what is run.
         arithmetic: precision of matmul operands.
         semantics: a departure from the contract, or None.
         store: precision of stored tensors; default the carrier's.
     """
-    modes = ("nearest", "toward_zero") if arithmetic == "tf32" else ("nearest",)
-    return [
-        expected(problem, semantics=semantics, arithmetic=_noisy(problem, arithmetic, mode, 1, store))
-        for mode in modes
-    ]
+    members = [_noisy(problem, arithmetic, "nearest", 1, store)]
+    if arithmetic in ("tf32", "fp16"):
+        members.append(_noisy(problem, "tf32", "toward_zero", 1, "fp32", solve="fp32"))
+    return [expected(problem, semantics=semantics, arithmetic=member) for member in members]
+
+
+def tipped_run(problem: Problem, arithmetic: str) -> Outcome:
+    """The exact outcome but for codes: every one that noise can change is the one beyond its boundary.
+
+    Args:
+        problem: what is run.
+        arithmetic: precision of matmul operands.
+    """
+    return expected(problem, offsets=Tipped(REACH * UNIT_ROUNDOFF[arithmetic]))
 
 
 def _without_w(problem: Problem, arithmetic: Arithmetic, semantics: Semantics | None) -> Outcome:
@@ -283,11 +306,13 @@ class Folding(Noisy):
         return super()._operand(x * factor) / factor
 
 
-def _noisy(problem: Problem, arithmetic: str, mode: str, seed: int, store: str | None) -> Arithmetic:
+def _noisy(
+    problem: Problem, arithmetic: str, mode: str, seed: int, store: str | None, solve: str | None = None
+) -> Arithmetic:
     stored = store or CARRIER_NAMES[problem.carrier]
     gates = CARRIER_NAMES.get(problem.g.dtype, "fp32")
     family = Folding if mode == "stochastic" else Noisy
-    return family(operand=arithmetic, store=stored, seed=seed, mode=mode, gates=gates)
+    return family(operand=arithmetic, store=stored, seed=seed, mode=mode, gates=gates, solve=solve)
 
 
 _HEAD_AXIS = {"initial_state": 1, "dht": 1, "A_log": 0, "dt_bias": 0}
@@ -367,7 +392,8 @@ def _underflow(problem: Problem, tensor: str, arithmetic: str, wide: bool) -> fl
         wide and problem.carrier is torch.float16 and tensor != "dh0"
     ):  # through W's gradient, in W's own dtype
         return UNDERFLOW["fp16"] * forward
-    return UNDERFLOW[arithmetic] * largest(problem.do, problem.dht) * forward
+    vanished = UNDERFLOW["ieee"] * forward  # a gradient on the way, whatever the size of what came in
+    return UNDERFLOW[arithmetic] * largest(problem.do, problem.dht) * forward + vanished
 
 
 def dtype_of(problem: Problem, tensor: str) -> torch.dtype:

@@ -27,7 +27,7 @@ TIE_FREE = "tie_free"
 """The regime's name."""
 
 CHUNK = 64
-ASIDE = 0.15
+ASIDE = 0.12
 """How far from its code, in steps, an element is placed: the rounding stays visible, the boundary far."""
 BETA = 0.25
 """Write strengths are scaled down by this, or repeated writes would make W a small difference of large

@@ -33,7 +33,7 @@ def sample(runs: int, size: float, seed: int = 0) -> tuple[Tensor, Tensor, Layou
 def limits_of(expected: Tensor, runs: Tensor, layout: Layout) -> Limits:
     """The budget that these runs give."""
     noise = measure_noise(expected, runs, dtype=torch.float32, roundoff=0.0)
-    return derive_limits(expected, noise, layout, smooth=True, source="test")
+    return derive_limits(expected, noise, layout, source="test")
 
 
 def test_other_members_of_the_family_pass() -> None:
@@ -60,7 +60,7 @@ def test_a_budget_is_never_below_the_rounding_of_the_output() -> None:
     exact = expected.unsqueeze(0).repeat(4, 1, 1, 1, 1)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         noise = measure_noise(expected, exact, dtype=dtype)
-        limits = derive_limits(expected, noise, layout, smooth=True)
+        limits = derive_limits(expected, noise, layout)
         assert compare_budget("o", expected, expected.to(dtype), limits, layout, dtype=dtype).passed
 
 
@@ -75,7 +75,7 @@ def test_terms_that_cancel_widen_the_budget_of_their_sum() -> None:
     large = torch.full_like(expected, 1e6)
     plain = limits_of(expected, runs, layout)
     noise = measure_noise(expected, runs, dtype=torch.float32, magnitude=large)
-    assert derive_limits(expected, noise, layout, smooth=True).total > 1e3 * plain.total
+    assert derive_limits(expected, noise, layout).total > 1e3 * plain.total
 
 
 def test_one_flip_of_a_rounded_state_is_within_its_budget() -> None:
@@ -90,13 +90,33 @@ def test_one_flip_of_a_rounded_state_is_within_its_budget() -> None:
             "final_state",
             state,
             actual.float(),
-            derive_limits(state, noise, layout, smooth=False, step=s),
+            derive_limits(state, noise, layout, step=s),
             layout,
             dtype=torch.float32,
         ).passed
         for s in (step, None)
     ]
     assert found == [True, False]
+
+
+def test_a_flip_that_noise_allows_is_within_the_budget_though_no_run_made_it() -> None:
+    expected, runs, layout = sample(6, 1e-6)
+    noise = measure_noise(expected, runs, dtype=torch.float32)
+    flipped = torch.zeros_like(expected)
+    flipped[0, 70, 1] = 1e-3
+    flipped[0, 10, 2, 3] = 1e-3
+    found = [
+        compare_budget(
+            "o",
+            expected,
+            (expected + change).float(),
+            derive_limits(expected, noise, layout, tipped=tipped),
+            layout,
+            dtype=torch.float32,
+        ).passed
+        for change, tipped in ((flipped, flipped), (flipped, None), (2.0 * flipped, flipped))
+    ]
+    assert found == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from references.arithmetic import EXACT, MODES, PRECISIONS, Noisy
+from references.arithmetic import BLOCK, EXACT, MAGNITUDES, MODES, PRECISIONS, Noisy
 from references.gdn_chunk import dg_magnitude, gdn_chunk
 from references.qdq import qdq_state
-from references.sites import Offsets
+from references.sites import Offsets, Tipped
 from suites.selfcheck.references.inputs import boundaries, make_inputs, relative, run
 
 Tensor = torch.Tensor
@@ -276,3 +276,52 @@ def test_without_accumulation_noise_only_operands_and_stores_round() -> None:
     )
     for name, value in exact.items():
         assert 0.0 < relative(quiet[name], value) < relative(noisy[name], value), name
+
+
+def test_the_gradient_of_a_factor_is_made_of_copies_only_where_asked() -> None:
+    draw = torch.Generator().manual_seed(5)
+    x, dy = (torch.randn(4, 300, dtype=torch.float64, generator=draw) for _ in range(2))
+    factor = torch.rand(4, 1, dtype=torch.float64, generator=draw).requires_grad_()
+    found = []
+    for copies in (False, True):
+        y = Noisy(store="bf16", accumulate="exact", mode="nearest").scaled(factor, x, copies=copies)
+        found += torch.autograd.grad(y, factor, dy)
+    exact = (dy * x).sum(-1, keepdim=True)
+    rounded = (dy.bfloat16().double() * x.bfloat16().double()).sum(-1, keepdim=True)
+    assert torch.equal(found[0], exact)
+    assert torch.equal(found[1], rounded)
+    assert not torch.equal(found[0], found[1])
+
+
+def test_magnitudes_count_every_term_of_a_factor_s_gradient() -> None:
+    x = torch.tensor([[1.0, -1.0, 2.0, -2.0]], dtype=torch.float64)
+    factor = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    (exact,) = torch.autograd.grad(EXACT.scaled(factor, x).sum(), factor)
+    (sizes,) = torch.autograd.grad(MAGNITUDES.scaled(factor, x).sum(), factor)
+    assert (float(exact), float(sizes)) == (0.0, 6.0)
+
+
+@pytest.mark.parametrize("size", [1, BLOCK, 17, 40, 63, 64, 100])
+def test_an_inverse_by_blocks_is_the_inverse_to_the_precision_of_its_products(size: int) -> None:
+    draw = torch.Generator().manual_seed(size)
+    lower = 0.3 * torch.randn(3, size, size, dtype=torch.float64, generator=draw).tril(-1)
+    exact = torch.linalg.inv(torch.eye(size, dtype=torch.float64) + lower)
+    errors = [relative(Noisy(solve=solve, seed=1)._solve(lower), exact) for solve in ("tf32", "fp32")]
+    assert errors[1] < 1e-6
+    assert size == 1 or 1e-5 < errors[0] < 0.05
+
+
+def test_tipped_codes_change_an_outcome_by_more_than_noise_of_their_reach() -> None:
+    inputs = make_inputs(T=130)
+    reach = 2.0**-10
+    exact = run(gdn_chunk, inputs, **SITES)
+    tipped = run(gdn_chunk, inputs, offsets=Tipped(reach), **SITES)
+    far = {name: relative(tipped[name], exact[name]) for name in exact}
+    members = [
+        run(gdn_chunk, inputs, arithmetic=Noisy("tf32", store="fp32", seed=s), **SITES) for s in range(3)
+    ]
+    for name in exact:
+        assert far[name] > max(relative(member[name], exact[name]) for member in members)
+        assert far[name] < 0.2
+    off = run(gdn_chunk, inputs, offsets=Tipped(reach))
+    assert all(torch.equal(off[name], x) for name, x in run(gdn_chunk, inputs).items())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from references.formats import GRIDS, all_codes, grid_named
-from references.qdq import SMALLEST_NORMAL, qdq_state, qdq_w, state_codes, w_codes
+from references.qdq import SMALLEST_NORMAL, qdq_state, qdq_w, quantize, state_codes, tip, w_codes
 
 Tensor = torch.Tensor
 FORMATS = pytest.mark.parametrize("fmt", ["e4m3", "int8"])
@@ -151,3 +151,17 @@ def test_bad_options_are_refused_with_rule_value_and_remedy() -> None:
     with pytest.raises(ValueError, match="got 'fp8'"):
         qdq_w(torch.zeros(2, 2), fmt="fp8")
     assert set(GRIDS) == {"e4m3", "e5m2", "int8"}
+
+
+def test_tipping_changes_the_side_of_what_is_within_reach_of_a_boundary_and_of_nothing_else() -> None:
+    inside = [448.0, 1.0, -1.12, 240.0, 0.0, 1.05, 1.075]
+    near = [1.06, -1.06, 1.065, 17.01, 16.99]  # boundaries at 1.0625 and 17
+    beyond = [1.125, -1.125, 1.0, 16.0, 18.0]
+    row = torch.tensor([inside + near])
+    grid = grid_named("e4m3")
+    exact = quantize(row, grid)
+    assert torch.equal(tip(row, 0.0, grid), exact.values)
+    tipped = tip(row, 0.004, grid)
+    assert tipped[0].tolist() == exact.values[0, : len(inside)].tolist() + beyond
+    scaled = tip(row * 0.37, 0.004, grid)
+    assert bool((((scaled - qdq_w(row * 0.37)) != 0) == ((tipped - exact.values) != 0)).all())
