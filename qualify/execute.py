@@ -255,7 +255,8 @@ class _Session:
     def record(self, case_id: str, verdict: Verdict, reason: str, event: Mapping[str, Any]) -> None:
         """Logs a record that no worker could write."""
         started = self.running.pop(case_id, event)
-        more = {"worker": started.get("worker", ""), "duration_s": round(time.time() - started["time"], 3)}
+        more = {name: started.get(name, "") for name in ("worker", "gpu")}
+        more |= {"duration_s": round(time.time() - started["time"], 3)}
         record = blank(self.plan.by_id[case_id], verdict, reason, **more)
         self.log.finished(record)
         self.finished(record)

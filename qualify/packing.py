@@ -1,9 +1,10 @@
 """The body of a receipt as it lies in a file, where nothing is said twice; and unpacked again.
 
-Packed, a case holds its id and what cannot be derived from it; what many cases share is a row of one of four
+Packed, a case holds its id and what cannot be derived from it; what many cases share is a row of one of five
 tables, named by its index: why a case has no result, how a comparison is judged, which launch configurations
-ran, which wrong answers were ruled out. A field that is absent is empty, zero or false. The packed form of a
-body is unique: `packed(unpacked(x)) == x` for everything that was packed here, and for nothing else.
+ran, which wrong answers were ruled out, on which GPU. A field that is absent is empty, zero or false. The
+packed form of a body is unique: `packed(unpacked(x)) == x` for everything that was packed here, and for
+nothing else.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ SCHEMA_VERSION = 2
 
 Row = Mapping[str, Any]
 
-REASONS, RULES, LAUNCHES, RULED_OUT = "reasons", "rules", "launches", "ruled_out"
-TABLES = (REASONS, RULES, LAUNCHES, RULED_OUT)
+REASONS, RULES, LAUNCHES, RULED_OUT, GPUS = "reasons", "rules", "launches", "ruled_out", "gpus"
+TABLES = (REASONS, RULES, LAUNCHES, RULED_OUT, GPUS)
 
 WHY: Mapping[str, Any] = {"reason": "", "requirement": "", "value_seen": ""}
 """What a row of `reasons` holds, and what is left out of it."""
@@ -56,7 +57,9 @@ MEASURED: Mapping[str, Any] = {
 """What a comparison says for itself beside its tensor."""
 
 DERIVED = frozenset({"check", "subject", "levels", "regime", "seed", "command"})
-CASE_FIELDS = frozenset({"case_id", "verdict", "comparisons", "launch"}) | DERIVED | set(WHY) | set(OWN)
+CASE_FIELDS = (
+    frozenset({"case_id", "verdict", "comparisons", "launch", "gpu"}) | DERIVED | set(WHY) | set(OWN)
+)
 COMPARISON_FIELDS = (
     frozenset({"tensor", "statistics", "worst", "excluded", "passed", "margin"})
     | set(JUDGED_BY)
@@ -141,6 +144,8 @@ def _packed_case(row: Row, tables: Mapping[str, _Table], commands: Callable[[str
     if row.get("launch"):
         launch = dict(sorted(row["launch"].items()))
         made["launch"] = tables[LAUNCHES].place(tuple(launch.items()), lambda: launch)
+    if row.get("gpu"):
+        made["gpu"] = tables[GPUS].place(row["gpu"], lambda: row["gpu"])
     if row.get("comparisons"):
         made["comparisons"] = [_packed_comparison(c, tables) for c in row["comparisons"]]
     return made
@@ -186,6 +191,8 @@ def _whole_case(
         made |= _object(_at(tables[REASONS], made.pop("why"), REASONS), REASONS)
     if "launch" in row:
         made["launch"] = _at(tables[LAUNCHES], row["launch"], LAUNCHES)
+    if "gpu" in row:
+        made["gpu"] = _at(tables[GPUS], row["gpu"], GPUS)
     case_id = row.get("case_id")
     _expect(type(case_id) is str, "case_id", "text", case_id)
     made |= _derived(str(case_id), commands)

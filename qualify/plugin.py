@@ -12,6 +12,8 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import pytest
 from qualify.blank import blank
 from qualify.log import LOG_NAME, LogWriter
 from qualify.plan import PLAN_NAME, Plan, PlannedCase, plan_from_json
-from qualify.records import Verdict
+from qualify.records import CaseRecord, Verdict
 
 DEVICES_VARIABLE = "QUALIFY_DEVICES"
 """GPUs that the run was given, separated by commas; each worker takes one of them."""
@@ -125,20 +127,35 @@ class Worker:
 
         stopped = self.stopped(planned.case.subject)
         if stopped:
-            return self._not_run(planned, stopped)
+            return self._recorded(blank(planned, Verdict.NOT_RUN, stopped, worker=self.name))
+        try:
+            own = self.gpu
+        except RuntimeError as error:
+            return self._recorded(blank(planned, Verdict.ERROR, str(error), worker=self.name))
         subject = self._subject(plan, planned)
         self._note_start(planned, planned.time_limit_s)
         try:
             record = run_case(planned, subject, self.name)
         except PoisonedWorkerError as poisoned:
-            self.log.finished(poisoned.record)
+            self.log.finished(replace(poisoned.record, gpu=own))
             os._exit(70)
-        self.log.finished(record)
-        return str(record.verdict), record.reason
+        return self._recorded(replace(record, gpu=own))
+
+    @cached_property
+    def gpu(self) -> str:
+        """UUID of the GPU that this process computes on; empty on a CPU.
+
+        Raises:
+            RuntimeError: it is not the one that the worker was told to use.
+        """
+        from qualify.own_gpu import own_gpu
+
+        return own_gpu(os.environ.get("CUDA_VISIBLE_DEVICES", ""), given())
 
     def _note_start(self, planned: PlannedCase, limit_s: float, **more: str) -> None:
         used = sum(os.times()[:2])
-        fields = {"worker": self.name, "pid": os.getpid(), "limit_s": limit_s, "cpu_s": used, **more}
+        fields = {"worker": self.name, "gpu": self.gpu, "pid": os.getpid(), "limit_s": limit_s, "cpu_s": used}
+        fields |= more
         self.log.write("started", case_id=planned.case_id, **fields)
 
     def stopped(self, subject: str) -> str:
@@ -146,9 +163,9 @@ class Worker:
         path = self.folder / STOPPED_FOLDER / subject
         return path.read_text() if path.exists() else ""
 
-    def _not_run(self, planned: PlannedCase, reason: str) -> tuple[str, str]:
-        self.log.finished(blank(planned, Verdict.NOT_RUN, reason, worker=self.name))
-        return "not_run", reason
+    def _recorded(self, record: CaseRecord) -> tuple[str, str]:
+        self.log.finished(record)
+        return str(record.verdict), record.reason
 
     def _subject(self, plan: Plan, planned: PlannedCase) -> Any:
         """The subject of a case, imported once for each worker and described in the log."""
@@ -180,13 +197,18 @@ _SLOTS: list[int] = []
 """Open lock files; held until the process ends."""
 
 
+def given() -> list[str]:
+    """The GPUs that the run was given, a GPU once for each worker that may use it."""
+    return [device for device in os.environ.get(DEVICES_VARIABLE, "").split(",") if device]
+
+
 def _take_device(folder: Path) -> None:
     """Takes the first free GPU of the run for this process alone; a replaced worker's GPU becomes free.
 
     Raises:
         RuntimeError: every GPU of the run is taken.
     """
-    devices = [d for d in os.environ.get(DEVICES_VARIABLE, "").split(",") if d]
+    devices = given()
     if not devices:
         return
     for index, device in enumerate(devices):
@@ -197,7 +219,7 @@ def _take_device(folder: Path) -> None:
             os.close(file)
             continue
         _SLOTS.append(file)
-        os.environ["CUDA_VISIBLE_DEVICES"] = device
+        os.environ |= {"CUDA_VISIBLE_DEVICES": device, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as NVML counts
         return
     raise RuntimeError(
         f"a worker needs a GPU of its own, got {','.join(devices)}, all taken; use fewer workers"

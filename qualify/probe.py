@@ -158,14 +158,31 @@ def gpu() -> dict[str, str]:
     return facts if facts is not None else {"reason": reason}
 
 
-def _nvml(device: str) -> dict[str, str]:
+def uuid_of(device: str) -> str:
+    """The driver's UUID of a GPU, named by its index or its UUID.
+
+    Raises:
+        Exception: whatever NVML raises where there is no such GPU.
+    """
+    import pynvml
+
+    value = pynvml.nvmlDeviceGetUUID(_handle(device))
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _handle(device: str) -> Any:
     import pynvml
 
     pynvml.nvmlInit()
     if device.isdigit():
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(device))
-    else:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(device)
+        return pynvml.nvmlDeviceGetHandleByIndex(int(device))
+    return pynvml.nvmlDeviceGetHandleByUUID(device)
+
+
+def _nvml(device: str) -> dict[str, str]:
+    import pynvml
+
+    handle = _handle(device)
     readings: Mapping[str, Callable[[], Any]] = {
         "name": lambda: pynvml.nvmlDeviceGetName(handle),
         "uuid": lambda: pynvml.nvmlDeviceGetUUID(handle),

@@ -139,6 +139,7 @@ class CaseRecord:
 
     `reason` says, for anything but a pass, in one line why: a requirement with the value seen, an exception,
     the first comparison that failed. `launch` maps kernel names to the launch configuration that really ran.
+    `gpu` is the UUID of the GPU that the case ran on, read in its worker; empty on a CPU.
     """
 
     case_id: str
@@ -157,6 +158,7 @@ class CaseRecord:
     duration_s: float = 0.0
     peak_memory_bytes: int = 0
     worker: str = ""
+    gpu: str = ""
     command: str = ""
     must_run: bool = False
 
@@ -221,7 +223,8 @@ def comparison_from_json(row: Mapping[str, Any]) -> Comparison:
 
 def case_record_from_json(row: Mapping[str, Any]) -> CaseRecord:
     """A case record read back from `CaseRecord.to_json`."""
-    fields = {k: row[k] for k in CaseRecord.__dataclass_fields__ if k not in ("comparisons", "verdict")}
+    known = CaseRecord.__dataclass_fields__.keys() - {"comparisons", "verdict"}
+    fields = {name: row[name] for name in known if name in row}
     return CaseRecord(
         **fields,
         verdict=Verdict(row["verdict"]),
