@@ -23,6 +23,9 @@ ULPS = 2.0**-22
 
 SMALLEST_NORMAL = 2.0**-126
 
+NEAR_STEPS = 3
+"""Differences of 0, 1 and 2 steps are counted apart, larger ones together."""
+
 
 def rounded_state(state: Tensor, problem: Problem) -> Tensor:
     """A final state in the problem's layout after the state site, fp64.
@@ -60,6 +63,7 @@ def judge_final_state(
         layout: names of the axes.
     """
     wrong_scale, wrong_code, off_grid = _violations(actual, raw, width, problem)
+    rounded = rounded_state(raw, problem)
     wrong = wrong_scale | wrong_code | off_grid
     count = int(wrong.sum())
     reasons = {
@@ -74,11 +78,39 @@ def judge_final_state(
         error=float(count),
         budget=0.0,
         derivation="each code lies between those of x - d and x + d, d from the noise before rounding",
-        statistics=statistics(rounded_state(raw, problem), actual)
+        statistics=statistics(rounded, actual)
+        | codes_apart(rounded, actual.double(), problem)
         | {"elements": float(raw.numel()), "uncertain": float(_uncertain(raw, width, problem))},
         worst=_worst(actual, raw, wrong, layout) if count else None,
         because="; ".join(f"{n} elements {what}" for what, n in reasons.items() if n),
     )
+
+
+def codes_apart(expected: Tensor, actual: Tensor, problem: Problem) -> dict[str, float]:
+    """How many elements of two rounded states have codes 0, 1, 2 or more steps of the grid apart.
+
+    Each code is recovered with the scale of its own tile, so that a scale that differs moves no code.
+
+    Args:
+        expected, actual: in the problem's layout, fp64.
+        problem: layout, tile and format.
+    """
+    apart = (_ranks(expected, problem) - _ranks(actual, problem)).abs()
+    counts = {f"codes_apart_{n}": float((apart == n).sum()) for n in range(NEAR_STEPS)}
+    beyond = float(apart.numel()) - sum(counts.values())
+    return counts | {"codes_apart_more": beyond, "grid_steps_max": float(apart.max())}
+
+
+def _ranks(state: Tensor, problem: Problem) -> Tensor:
+    """The number of each element's code, counted from zero with its sign, in the problem's layout, fp64."""
+    grid = grid_named(problem.state_format or "e4m3")
+    tiles = _tiles(state, problem)
+    scale = tiles.abs().amax((-3, -1), keepdim=True) / grid.largest
+    divisor = torch.where(scale < SMALLEST_NORMAL, torch.ones_like(scale), scale)
+    codes = round_to_grid((tiles / divisor).contiguous(), grid)
+    steps = steps_at(codes, grid)
+    binade = torch.log2(steps / grid.smallest_step)
+    return _untile(codes / steps + codes.sign() * binade * 2.0**grid.mantissa_bits, state, problem)
 
 
 def _tiles(x: Tensor, problem: Problem) -> Tensor:

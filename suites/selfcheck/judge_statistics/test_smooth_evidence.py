@@ -9,9 +9,10 @@ from qualify.compare import layout_of
 from qualify.problem import Problem
 from qualify.regimes import build_problem
 from references.arithmetic import Noisy
+from references.formats import all_codes, grid_named
 from references.qdq import qdq_state, state_codes, w_codes
 from suites.checks.evidence import evidence_for, fresh, is_one_chunk, noise_runs
-from suites.checks.final_state import judge_final_state, rounded_state
+from suites.checks.final_state import codes_apart, judge_final_state, rounded_state
 from suites.checks.tie_free import tie_free
 from suites.oracle import expected
 
@@ -101,6 +102,50 @@ def test_a_final_state_is_judged_code_by_code(fmt: str, layout: str) -> None:
         final = member["final_state"]
         assert final is not None
         assert violations(final) == 0
+
+
+@pytest.mark.parametrize("layout", ["kv", "vk"])
+@pytest.mark.parametrize("fmt", ["e4m3", "int8"])
+def test_codes_are_counted_by_the_steps_that_lie_between_them(fmt: str, layout: str) -> None:
+    """Every code of the grid in one tile: moving each to a neighbour is one step, wherever it is."""
+    problem = build_problem(
+        {"sites": "state", "heads": "16x40", "block_v": "128", "format": fmt, "layout": layout}, "random", 0
+    )
+    codes = all_codes(grid_named(fmt)).double()
+    codes = codes.unique().sort().values
+    inner = torch.stack([codes[i : i + codes.numel() - 3] for i in range(4)])
+    top = torch.full((4, 1), float(codes.max()), dtype=torch.float64)
+    tile = torch.cat([inner, top], 1)  # the largest code keeps the scale where it is
+    columns = -(-tile.shape[1] // 4)
+    padded = torch.nn.functional.pad(tile, (0, 4 * columns - tile.shape[1])).view(4, 4, columns) * 0.37
+    states = [row[None, None] if layout == "kv" else row.mT[None, None] for row in padded]
+    number = inner.shape[1]
+    for moved in range(4):
+        found = codes_apart(states[0], states[moved], problem)
+        near = {f"codes_apart_{moved}" if moved < 3 else "codes_apart_more": number}
+        same = 4 * columns - (number if moved else 0)
+        assert {k: v for k, v in found.items() if v and k != "codes_apart_0"} == (
+            {**near, "grid_steps_max": moved} if moved else {}
+        )
+        assert found["codes_apart_0"] == same
+
+
+def test_a_judged_final_state_tells_how_many_codes_flipped() -> None:
+    problem = build_problem(
+        {"sites": "state", "length": "17", "heads": "16x40", "block_v": "16"}, "random", 3
+    )
+    evidence = evidence_for(problem, "tf32", smooth=True)
+    raw, width = evidence.raw_state, evidence.state_width
+    assert raw is not None
+    assert width is not None
+    right = rounded_state(raw, problem)
+    told = judge_final_state(right.float(), raw, width, problem, layout_of("final_state")).statistics
+    assert told["codes_apart_0"] == told["elements"] == raw.numel()
+    assert told["grid_steps_max"] == 0
+    wrong = judge_final_state((right * 1.2).float(), raw, width, problem, layout_of("final_state")).statistics
+    assert wrong["codes_apart_0"] == raw.numel()  # its scale is wrong, its codes are not
+    zeros = judge_final_state(0.0 * right.float(), raw, width, problem, layout_of("final_state")).statistics
+    assert zeros["codes_apart_more"] > 0.9 * raw.numel()
 
 
 def test_a_copy_for_a_subject_shares_nothing_and_keeps_strides() -> None:
