@@ -236,8 +236,26 @@ def whole_model(request: Request, data: models.Batch, weights: str, slopes: str)
     return Whole(inputs, expected, budgets_of(expected, runs), calls)
 
 
+@contextmanager
+def products_summed_in_fp32() -> Iterator[None]:
+    """Within it, a matrix product that one GPU makes in parts adds them in fp32: only ranks round parts."""
+    switches = torch.backends.cuda.matmul
+    before = switches.allow_bf16_reduced_precision_reduction
+    switches.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        switches.allow_bf16_reduced_precision_reduction = before
+
+
 def parallel(request: Request) -> Iterator[Finding]:
     """Several ranks give what one gives with the same weights: loss, branch outputs, gradients."""
+    with products_summed_in_fp32():
+        yield from compared(request)
+
+
+def compared(request: Request) -> Iterator[Finding]:
+    """The findings of `parallel`."""
     data = models.batch()
     with storage.shared_folder() as weights, storage.shared_folder() as slopes:
         whole = whole_model(request, data, weights, slopes)
