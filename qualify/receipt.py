@@ -26,6 +26,7 @@ SCHEMA_FILE = Path(__file__).with_name("receipt.schema.json")
 
 NO_RESULT = "the log has no result for this case"
 STATISTIC_DIGITS = 4
+MAX_COUNT = 1e12
 FIGURE_DIGITS = 6
 VALUE_DIGITS = 9
 
@@ -138,7 +139,7 @@ def _rounded(comparison: Comparison) -> Comparison:
         comparison,
         error=_short(comparison.error, FIGURE_DIGITS),
         budget=_short(comparison.budget, FIGURE_DIGITS),
-        statistics={k: _short(v, STATISTIC_DIGITS) for k, v in comparison.statistics.items()},
+        statistics={k: _counted(v) for k, v in comparison.statistics.items()},
         discrimination={k: _short(v, STATISTIC_DIGITS) for k, v in comparison.discrimination.items()},
         worst=worst
         and replace(
@@ -148,6 +149,12 @@ def _rounded(comparison: Comparison) -> Comparison:
     if made.passed == comparison.passed:
         return made
     return replace(made, error=comparison.error, budget=comparison.budget)
+
+
+def _counted(value: float) -> float:
+    """A figure in four digits; a count is kept whole."""
+    whole = abs(value) < MAX_COUNT and value == int(value)
+    return value if whole else _short(value, STATISTIC_DIGITS)
 
 
 def _short(value: float, digits: int) -> float:

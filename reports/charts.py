@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qualify.records import CaseRecord
-from reports.figures import TensorRow, in_order, measured, orderable, tensor_rank
+from reports.figures import TensorRow, family, in_order, measured, orderable, tensor_rank
 from reports.model import Plan
 
 LENGTH_AXES = ("length", "tokens", "T", "tail", "seqlen")
@@ -63,10 +63,13 @@ def step_histogram(tensor: str, cases: Iterable[CaseRecord]) -> Histogram | None
     """The largest error of a tensor in grid steps, case by case; None where no grid was judged."""
     counts = [0] * len(STEP_BINS)
     for case in cases:
-        for name, comparisons in measured(case):
-            steps = [c.statistics["grid_steps_max"] for c in comparisons if "grid_steps_max" in c.statistics]
-            if name == tensor and steps:
-                counts[int(min(len(STEP_BINS) - 1, orderable(max(steps))))] += 1
+        steps = [
+            orderable(c.statistics["grid_steps_max"])
+            for c in case.comparisons
+            if "grid_steps_max" in c.statistics and family(c.tensor) == tensor
+        ]
+        if steps:
+            counts[int(min(len(STEP_BINS) - 1, max(steps)))] += 1
     if not any(counts):
         return None
     summary = ", ".join(f"{n} cases {label} steps" for label, n in zip(STEP_BINS, counts, strict=True) if n)

@@ -327,6 +327,40 @@ def family(tensor: str) -> str:
     return tensor.partition("[")[0] or tensor
 
 
+STEPS_APART = ("0", "1", "2", "more")
+"""By how many steps of the grid codes are apart, as statistics count them: `codes_apart_0`, ..."""
+
+
+@dataclass
+class StepRow:
+    """Elements of a rounded tensor by the steps between actual and expected code, over all cases."""
+
+    tensor: str
+    dtype: str
+    format: str
+    cases: int = 0
+    elements: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STEPS_APART, 0.0))
+    largest: float = 0.0
+
+    def add(self, statistics: Mapping[str, float]) -> None:
+        """Takes in what one comparison counted."""
+        self.cases += 1
+        for apart in STEPS_APART:
+            self.elements[apart] += orderable(statistics.get(f"codes_apart_{apart}", 0.0))
+        self.largest = max(self.largest, orderable(statistics.get("grid_steps_max", 0.0)))
+
+
+def step_rows(cases: Iterable[CaseRecord]) -> list[StepRow]:
+    """The distribution of grid steps, wherever codes were counted."""
+    rows: dict[tuple[str, str, str], StepRow] = {}
+    for case in cases:
+        for c in case.comparisons:
+            if f"codes_apart_{STEPS_APART[0]}" in c.statistics:
+                key = (family(c.tensor), case.levels.get("dtype", ""), case.levels.get("format", ""))
+                rows.setdefault(key, StepRow(*key)).add(c.statistics)
+    return sorted(rows.values(), key=lambda r: (tensor_rank(r.tensor), r.dtype, r.format))
+
+
 def measured(case: CaseRecord) -> Iterator[tuple[str, list[Comparison]]]:
     """The comparisons of a case against a budget, by tensor."""
     by_tensor: dict[str, list[Comparison]] = defaultdict(list)

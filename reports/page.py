@@ -359,6 +359,7 @@ def error_tables(plan: Plan, cases: Sequence[CaseRecord]) -> dict[str, Any]:
         "stages": [row for row in rows if row.tensor not in figures.TENSORS],
         "margin_charts": [chart for chart in margin_charts if chart],
         "step_charts": [chart for chart in step_charts if chart],
+        "step_rows": figures.step_rows(cases),
         "over": charts.over_length(plan, cases),
         "bits": figures.held_rows(cases, figures.is_exact),
         "properties": figures.held_rows(cases, figures.is_property),

@@ -152,6 +152,7 @@ def test_extreme_numbers_are_shown_and_break_nothing() -> None:
         case["comparisons"][0]["statistics"] = {
             "max_abs": "NaN",
             "grid_steps_max": "Infinity",
+            "codes_apart_0": "NaN",
             "ulps_max": 1e300,
         }
         case["comparisons"][0]["nonfinite"] = {"nan": 10**15}
@@ -195,6 +196,18 @@ def test_the_map_counts_every_case_along_any_axes(failing_receipt: Receipt) -> N
         for column in ("heads", "verdict", "subject"):
             cells = figures.heat_map(body.cases, row, column, body.plan).cells
             assert sum(tally.planned for tally in cells.values()) == len(body.cases)
+
+
+def test_grid_steps_are_counted_over_all_cases(failing_receipt: Receipt, failing_page: str) -> None:
+    rows = figures.step_rows(failing_receipt.body.cases)
+    told = [
+        c for case in failing_receipt.body.cases for c in case.comparisons if "codes_apart_0" in c.statistics
+    ]
+    assert sum(row.cases for row in rows) == len(told) > 0
+    for apart in ("0", "1", "2", "more"):
+        counted = sum(c.statistics.get(f"codes_apart_{apart}", 0.0) for c in told)
+        assert sum(row.elements[apart] for row in rows) == counted
+    assert f"{rows[0].elements['0']:,.0f}" in failing_page
 
 
 def test_a_level_that_was_never_executed_stands_out(failing_receipt: Receipt, failing_page: str) -> None:
