@@ -79,7 +79,7 @@ def test_terms_that_cancel_widen_the_budget_of_their_sum() -> None:
 
 
 def test_one_flip_of_a_rounded_state_is_within_its_budget() -> None:
-    state = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    state = torch.ones(2, 3, 8, 8, dtype=torch.float64)
     layout = layout_of("final_state")
     noise = measure_noise(state, state.unsqueeze(0).repeat(4, 1, 1, 1, 1), dtype=torch.float32)
     step = torch.full_like(state, 0.125)
