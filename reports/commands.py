@@ -25,7 +25,7 @@ BESIDE: dict[str, Callable[[Receipt], str]] = {
 }
 LISTED = 60
 
-ReceiptArgument = Annotated[Path, typer.Argument(help="A receipt.json, or the folder that holds it.")]
+ReceiptArgument = Annotated[Path, typer.Argument(help="A receipt.json (or receipt.json.gz), or its folder.")]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Where to write.")]
 KeyOption = Annotated[
     list[Path] | None, typer.Option("--key", help="A public key that is trusted; may be repeated.")
@@ -167,7 +167,7 @@ def gate(
     raw = gating.waived(found, waivers, day) if waivers else found.raw
     earlier = load(_file(baseline)) if baseline else None
     body, results = gating.gated(raw, rules, earlier, found.id, day)
-    target = out or path
+    target = out or path.with_name(path.name.removesuffix(".gz"))
     write_receipt(target, body)
     for result in results:
         told = f"{result.rule}: {result.value}, asked: {result.limit}"
@@ -233,7 +233,11 @@ def _finish(path: Path, verdict: str, reasons: list[str], *, leave: bool = True)
 
 
 def _file(path: Path) -> Path:
-    return path / "receipt.json" if path.is_dir() else path
+    """The receipt in a folder, packed or not."""
+    if not path.is_dir():
+        return path
+    plain, packed = path / "receipt.json", path / "receipt.json.gz"
+    return packed if packed.is_file() and not plain.exists() else plain
 
 
 def _folder(path: Path) -> None:

@@ -13,6 +13,7 @@ from reports.reading import ReceiptError, short
 
 MAX_RECEIPTS = 400
 MAX_FILES = 5000
+KINDS = ("*.json", "*.json.gz")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
     """
     if not folder.is_dir():
         raise ReceiptError(f"{folder}: must be a folder of receipts, got none; check the path")
-    paths = sorted(path for path in folder.rglob("*.json") if path.is_file())
+    paths = sorted(path for kind in KINDS for path in folder.rglob(kind) if path.is_file())
     if len(paths) > MAX_FILES:
         raise ReceiptError(
             f"{folder}: must hold at most {MAX_FILES} JSON files, got {len(paths)}; choose a smaller one"

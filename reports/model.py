@@ -17,7 +17,7 @@ from qualify.canonical import digest, digest_bytes
 from qualify.packing import SCHEMA, SCHEMA_VERSION, packed, unpacked
 from qualify.records import CaseRecord, Overall
 from qualify.tables import WrongAnswerRow
-from reports.reading import ReceiptError, parse_json, read_bytes, reader, short, without_collector
+from reports.reading import ReceiptError, parse_json, read_packed_bytes, reader, short, without_collector
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ class Receipt:
 
     Attributes:
         raw: the body as plain JSON values, every case whole, for those who write a new receipt from it.
-        file_digest: digest of the bytes of the file.
+        file_digest: digest of the bytes of the file, unpacked.
     """
 
     id: str
@@ -317,7 +317,7 @@ TAIL = re.compile(
 
 
 def load(path: Path) -> Receipt:
-    """The receipt in a file, with its id checked against its body.
+    """The receipt in a file, which may be packed with gzip, with its id checked against its body.
 
     Where the file is laid out as this project writes it, the id is held against the bytes of the body as they
     stand; otherwise against its canonical form. (`verify` always does the latter.)
@@ -325,7 +325,7 @@ def load(path: Path) -> Receipt:
     Raises:
         ReceiptError: no receipt, a newer schema, a wrong type, or an id that is not the digest of the body.
     """
-    data = read_bytes(path)
+    data = read_packed_bytes(path)
     with without_collector():
         value = parse_json(data, str(path))
         tail = TAIL.search(data, max(0, len(data) - 200))

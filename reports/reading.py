@@ -10,6 +10,7 @@ import gc
 import json
 import math
 import types
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
@@ -20,6 +21,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 MAX_BYTES = 160 * 2**20
 """A larger file is refused unread: 20,000 whole-op cases take about 115 MB."""
+
+GZIP_MAGIC, GZIP_FORMAT = b"\x1f\x8b", 31
 
 Reader = Callable[[Any, str], Any]
 NONFINITE: Mapping[str, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -62,6 +65,27 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
         raise ReceiptError(
             f"{path}: could not be read ({error.strerror or error}); check the path and its rights"
         ) from error
+
+
+def read_packed_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """The bytes of a file of bounded size, or what is in it when it is a gzip file; that is bounded as well.
+
+    Raises:
+        ReceiptError: as `read_bytes`; or what is packed is larger, cut short, or followed by something.
+    """
+    data = read_bytes(path, limit)
+    if not data.startswith(GZIP_MAGIC):
+        return data
+    unpack = zlib.decompressobj(GZIP_FORMAT)
+    try:
+        found = unpack.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise ReceiptError(f"{path}: must be a sound gzip file ({short(error)}); fetch it again") from error
+    if len(found) > limit:
+        raise ReceiptError(f"{path}: must hold at most {limit} bytes, got more; this is no receipt of ours")
+    if not unpack.eof or unpack.unused_data:
+        raise ReceiptError(f"{path}: must be one whole gzip file, got a part or more; fetch it again")
+    return found
 
 
 def parse_json(data: bytes, name: str) -> Any:

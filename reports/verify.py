@@ -21,7 +21,7 @@ from qualify.verdicts import of_comparisons
 from qualify.waivers import glob
 from reports import cover, rederive, schema, signing
 from reports.model import Body, Evidence, Receipt, check_envelope, from_json
-from reports.reading import ReceiptError, parse_json, read_bytes, short, without_collector
+from reports.reading import ReceiptError, parse_json, read_bytes, read_packed_bytes, short, without_collector
 
 WITHOUT_COMPARISON = frozenset({Verdict.ERROR, Verdict.CRASH, Verdict.HANG})
 MAX_NAMED = 3
@@ -76,7 +76,7 @@ def _opened(path: Path) -> tuple[Receipt | None, list[Finding]]:
     """The receipt read from its bytes, as far as that goes; held against the schema and its one text."""
     step = "the file is a receipt whose id is the digest of its body"
     try:
-        data = read_bytes(path)
+        data = read_packed_bytes(path)
         value = parse_json(data, path.name)
         check_envelope(value, path.name)
         receipt = from_json(value, path.name, digest_bytes(data))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from qualify.canonical import canonical_bytes, digest
 from qualify.packing import SCHEMA, SCHEMA_VERSION
 from reports.model import from_json, load, seal
 from reports.reading import MAX_BYTES, ReceiptError, parse_json
+from reports.verify import verify
 from suites.selfcheck.reports import synthetic
 
 
@@ -57,6 +60,32 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
     with pytest.raises(ReceiptError, match=f"at most {MAX_BYTES} bytes"):
         load(path)
     assert time.perf_counter() - start < 0.5
+
+
+def test_a_receipt_packed_with_gzip_reads_as_the_same(tmp_path: Path, sound: dict[str, Any]) -> None:
+    path = synthetic.write(tmp_path / "receipt.json", sound)
+    packed = tmp_path / "receipt.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert load(packed).file_digest == load(path).file_digest
+    assert verify(packed).passed
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda data: data[:-9], "one whole gzip file"),
+        (lambda data: data + data, "one whole gzip file"),
+        (lambda data: data[:40] + b"\xff\xff\xff\xff" + data[44:], "sound gzip file"),
+        (lambda data: gzip.compress(bytes(MAX_BYTES + 1)), "at most"),
+    ],
+)
+def test_a_gzip_file_that_is_not_whole_or_grows_without_bound_is_refused(
+    tmp_path: Path, sound: dict[str, Any], change: Callable[[bytes], bytes], rule: str
+) -> None:
+    packed = tmp_path / "receipt.json.gz"
+    packed.write_bytes(change(gzip.compress(canonical_bytes(sound) + b"\n")))
+    with pytest.raises(ReceiptError, match=rule):
+        load(packed)
 
 
 def test_a_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
