@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qualify.records import CaseRecord
-from reports.figures import TensorRow, family, in_order, measured, orderable, tensor_rank
+from reports import text
+from reports.figures import TensorRow, family, in_order, measured, middle, orderable, tensor_rank
 from reports.model import Plan
 
 LENGTH_AXES = ("length", "tokens", "T", "tail", "seqlen")
@@ -53,9 +54,8 @@ def margin_histogram(tensor: str, rows: Iterable[TensorRow]) -> Histogram | None
         bins[min(MARGIN_BINS - 1, math.ceil(m * MARGIN_BINS) - 1)] += 1
     bars = [Bar(f"{i / MARGIN_BINS:.2f} to {(i + 1) / MARGIN_BINS:.2f}", n) for i, n in enumerate(bins)]
     bars.append(Bar("beyond 1", beyond, beyond=True))
-    ordered = sorted(margins)
-    middle, high = ordered[len(ordered) // 2], ordered[-1]
-    summary = f"{len(margins)} cases, median margin {middle:.2f}, largest {high:.2f}, {beyond} beyond 1"
+    told = f"median margin {text.margin(middle(margins))}, largest {text.margin(max(margins))}"
+    summary = f"{text.plural(len(margins), 'case')}, {told}, {beyond} beyond 1"
     return Histogram(tensor, tuple(bars), summary)
 
 
@@ -80,14 +80,16 @@ def step_histogram(tensor: str, cases: Iterable[CaseRecord]) -> Histogram | None
 
 @dataclass(frozen=True)
 class Point:
-    """The errors of the cases of one length: median and largest, with their places on the chart (0 to 1)."""
+    """The errors of the cases of one length: quartiles, and their places on the chart (0 to 1)."""
 
     label: str
+    low: float
     median: float
-    largest: float
+    high: float
     x: float
+    y_low: float
     y_median: float
-    y_largest: float
+    y_high: float
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def over_length(plan: Plan, cases: Sequence[CaseRecord]) -> OverLength | None:
             found = [c.error for c in comparisons if c.metric == "rel_l2" and 0 < c.error < math.inf]
             if found and axis in case.levels:
                 errors[tensor][case.levels[axis]].append(max(found))
-    values = [e for by_length in errors.values() for es in by_length.values() for e in es]
+    values = [e for by_length in errors.values() for es in by_length.values() for e in quartiles(es)]
     if not values:
         return None
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
@@ -139,6 +141,13 @@ def over_length(plan: Plan, cases: Sequence[CaseRecord]) -> OverLength | None:
     return OverLength(axis, low, high, series) if series else None
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The values at a quarter, a half and three quarters of some ordered values."""
+    ordered = sorted(values)
+    low, half, high = (ordered[len(ordered) * i // 4] for i in (1, 2, 3))
+    return low, half, high
+
+
 def _points(
     by_length: Mapping[str, list[float]], levels: Sequence[str], low: int, high: int
 ) -> tuple[Point, ...]:
@@ -148,8 +157,6 @@ def _points(
     made = []
     for i, level in enumerate(levels):
         if level in by_length:
-            ordered = sorted(by_length[level])
-            median, largest = ordered[len(ordered) // 2], ordered[-1]
-            x = i / max(1, len(levels) - 1)
-            made.append(Point(level, median, largest, x, height(median), height(largest)))
+            found = quartiles(by_length[level])
+            made.append(Point(level, *found, i / max(1, len(levels) - 1), *map(height, found)))
     return tuple(made)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qualify.records import EXECUTED, FAILURES, CaseRecord, Comparison, Verdict
-from reports.model import Body, Control, Discrimination, Environment, Evidence, Plan, Skip
+from reports.model import Body, Control, Cover, Discrimination, Environment, Evidence, Plan, Skip
 
 TENSORS = ("o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 """The eight tensors of a whole-op case, in the order in which people know them."""
@@ -291,7 +291,7 @@ class TensorRow:
     compared: int = 0
     failed: int = 0
     margins: list[float] = field(default_factory=list)
-    statistics: dict[str, float] = field(default_factory=dict)
+    statistics: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     nonfinite: Counter[str] = field(default_factory=Counter)
     tight: Tight | None = None
     discrimination: dict[str, float] = field(default_factory=dict)
@@ -306,15 +306,28 @@ class TensorRow:
         if self.tight is None or orderable(worst.margin) > orderable(self.tight.comparison.margin):
             self.tight = Tight(case, worst)
         for c in comparisons:
-            _keep_largest(self.statistics, c.statistics)
+            for name, value in c.statistics.items():
+                self.statistics[name].append(orderable(value))
             _keep_largest(self.discrimination, c.discrimination)
         self.nonfinite.update(max((c.nonfinite for c in comparisons), key=lambda n: sum(n.values())))
 
     @property
     def median_margin(self) -> float:
         """The median over cases of the tightest margin."""
-        ordered = sorted(self.margins)
-        return ordered[len(ordered) // 2]
+        return middle(self.margins)
+
+    def typical(self, name: str) -> float | None:
+        """The median over cases of a figure; None where no case has it."""
+        return middle(self.statistics[name]) if name in self.statistics else None
+
+    def largest(self, name: str) -> float | None:
+        """The largest of a figure over all cases; None where no case has it."""
+        return max(self.statistics[name]) if name in self.statistics else None
+
+
+def middle(values: Sequence[float]) -> float:
+    """The upper median of some values."""
+    return sorted(values)[len(values) // 2]
 
 
 def _keep_largest(held: dict[str, float], new: Mapping[str, float]) -> None:
@@ -515,6 +528,30 @@ def _flatten(environment: Environment) -> Iterator[tuple[tuple[str, str], str]]:
                 yield (section, name), str(value)
 
 
+READINGS = frozenset({"sm_clock_mhz", "memory_clock_mhz", "temperature_c"})
+"""Facts that were true for a moment; they are shown and are no drift."""
+
+
 def drift(environments: Sequence[Environment]) -> list[Fact]:
     """Facts on which the environments differ and should not."""
-    return [fact for fact in facts(environments) if fact.drifts and fact.name not in PER_DEVICE]
+    return [f for f in facts(environments) if f.drifts and f.name not in PER_DEVICE | READINGS]
+
+
+@dataclass(frozen=True)
+class CoverRow:
+    """The proofs of one check that say the same of several SMs."""
+
+    check: str
+    sms: tuple[str, ...]
+    proof: Cover
+
+
+def cover_rows(covers: Iterable[Cover]) -> list[CoverRow]:
+    """Proofs of cover, those that differ in their SM alone in one row."""
+    grouped: dict[tuple[object, ...], list[Cover]] = defaultdict(list)
+    for c in covers:
+        grouped[c.check or c.scope, c.axes, c.strength, c.covered, c.possible].append(c)
+    return [
+        CoverRow(found[0].check or found[0].scope, tuple(c.sm for c in found), found[0])
+        for found in grouped.values()
+    ]

@@ -31,6 +31,9 @@ TEMPLATES = Path(__file__).with_name("templates")
 SHOWN_PER_CAUSE = 1
 SHOWN_CAUSES = 40
 COMMANDS_PER_CAUSE = 500
+MAX_NAMES = 16
+"""More names of things that held than this are counted."""
+
 MAX_FIGURES = 200_000
 """Rows of figures of passed cases that the page carries; the receipt holds all."""
 
@@ -68,7 +71,7 @@ def render(receipt: Receipt, disagreement: str = "") -> str:
         | error_tables(body.plan, judged)
         | evidence(body, skips)
         | surroundings(body)
-        | register(body.plan, body.cases, failures, skips)
+        | register(body, failures, skips)
     )
     return (
         environment()
@@ -102,9 +105,10 @@ def environment() -> jinja2.Environment:
         made.filters[name] = getattr(text, name)
     made.filters["plural"] = lambda number, one: text.plural(number, one)
     made.filters["id"] = breakable
-    made.filters["brief_text"] = lambda value: short(value, 260)
+    made.filters["brief_text"] = lambda value: short(value, 420)
     made.filters["whole"] = lambda number: f"{number:,.0f}"
     made.globals["inf"] = math.inf
+    made.globals["NAMED"] = MAX_NAMES
     made.globals["subject_facts"] = subject_facts
     return made
 
@@ -322,13 +326,9 @@ def failed_case(case: CaseRecord) -> FailedCase:
     failing = sorted(
         (c for c in case.comparisons if not c.passed), key=lambda c: -figures.orderable(c.margin)
     )
-    command = case.command or command_for(case.case_id)
-    return FailedCase(case.case_id, case.reason, command, tuple(failing), len(case.comparisons), case.launch)
-
-
-def command_for(case_id: str) -> str:
-    """The command that repeats a case."""
-    return "qualify rerun '" + case_id.replace("'", "'\\''") + "'"
+    return FailedCase(
+        case.case_id, case.reason, case.command, tuple(failing), len(case.comparisons), case.launch
+    )
 
 
 def findings(
@@ -391,6 +391,7 @@ def surroundings(body: Body) -> dict[str, Any]:
         "environments": body.environments,
         "drift": figures.drift(body.environments),
         "fact_sections": list(by_section.items()),
+        "cover_rows": figures.cover_rows(body.plan.covers),
         "launches": figures.launches(body.cases),
     }
 
@@ -406,16 +407,14 @@ class Group:
     lines: str
 
 
-def register(
-    plan: Plan, cases: Sequence[CaseRecord], groups: Sequence[figures.FailureGroup], skips: Sequence[Any]
-) -> dict[str, Any]:
+def register(body: Body, groups: Sequence[figures.FailureGroup], skips: Sequence[Any]) -> dict[str, Any]:
     """Every case as a line; and for each line the tightest figure of each tensor, as compact data."""
     notes = {case.case_id: f"F{i}" for i, group in enumerate(groups, 1) for case in group.cases}
     rules = {
         (verdict, s.requirement, s.value_seen, s.reason): f"N{i}" for i, (verdict, s) in enumerate(skips, 1)
     }
     grouped: dict[tuple[str, str, tuple[str, ...]], list[CaseRecord]] = defaultdict(list)
-    for case in cases:
+    for case in body.cases:
         grouped[case.subject, case.check, tuple(case.levels)].append(case)
     names: dict[tuple[str, str], int] = {}
     rows, left = [], MAX_FIGURES
@@ -447,7 +446,14 @@ def register(
             Group(subject, check, axes, len(members), lines(members))
             for (subject, check, axes), members in grouped.items()
         ],
-        "figures": script_json({"names": [list(name) for name in names], "rows": rows, "axes": plan.axes}),
+        "figures": script_json(
+            {
+                "names": [list(name) for name in names],
+                "rows": rows,
+                "axes": body.plan.axes,
+                "given": {s.name: s.given for s in body.subjects if s.given},
+            }
+        ),
     }
 
 

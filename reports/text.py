@@ -29,14 +29,6 @@ OVERALL_WORDS = {
     Overall.NOT_QUALIFIED: "Not qualified",
     Overall.INCOMPLETE: "Incomplete",
 }
-STATISTIC_WORDS = {
-    "max_abs": "largest error",
-    "mean_abs": "mean error",
-    "p99_abs": "99th percentile",
-    "rel_l2": "relative L2",
-    "ulps_max": "ULPs",
-    "grid_steps_max": "grid steps",
-}
 
 
 def figure(value: float | None, digits: int = 3) -> str:

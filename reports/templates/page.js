@@ -73,9 +73,11 @@
   let from = 0;
   const weight = (c) => c.margin === "" ? -1 : c.margin === "NaN" || c.margin === "∞" ? Infinity : Number(c.margin.replaceAll(",", ""));
 
+  const quoted = (word) => "'" + word.replaceAll("'", "'\\''") + "'";
   const detail = (c) => {
     const box = make("td", { colSpan: 4 });
-    const command = "qualify rerun '" + c.id.replaceAll("'", "'\\''") + "'";
+    const given = data.given[c.at.subject];
+    const command = "qualify rerun " + quoted(c.id) + (given ? " --subject " + quoted(given) : "");
     const button = make("button", { type: "button", textContent: "Copy" });
     copying(button, command);
     box.append(make("div", { className: "command" }, make("pre", { textContent: command }), button));

@@ -35,6 +35,9 @@ TENSORS = ("o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 METRICS = ("rel_l2", "worst_head_rel_l2", "worst_chunk_rel_l2", "max_over_scale")
 WRONG_ANSWERS = ("state_off", "w_off", "tile_of_64", "truncation", "gradient_through_rounding")
 TYPICAL_ERROR: Mapping[str, float] = {"bf16": 3.4e-3, "fp16": 5e-4, "fp32": 9e-4}
+GIVEN = "our subjects/kernels.py"
+"""What the user wrote to name the subject."""
+
 DERIVATION = "1.5 x the largest of 8 independent runs of the exact graph with {dtype} operands"
 
 
@@ -100,7 +103,7 @@ def case(
     common: dict[str, Any] = {
         "case_id": case_id, "check": check, "subject": "kernels", "levels": dict(levels), "regime": regime,
         "seed": 0, "must_run": levels["sm"] == "sm90" and levels["block_v"] == "64",
-        "command": command_of(case_id, "kernels", ""),
+        "command": command_of(case_id, "kernels", GIVEN),
     }  # fmt: skip
     if levels["sm"] == "sm100":
         return CaseRecord(
@@ -389,7 +392,8 @@ def body_of(rows: Sequence[CaseRecord], *, time: str = "2026-11-30T07:00:00Z") -
 CONVERSIONS = (("8.0", "portable"), ("8.9", "portable"), ("9.0", "cvt.rn.satfinite.e4m3x2.f32"))
 SUBJECT = {
     "name": "kernels",
-    "origin": "suites.subjects.kernels",
+    "origin": "kernels.py",
+    "given": GIVEN,
     "package": "gdn-qualify",
     "version": "0.1.0",
     "commit": "6ec013359a3a4a1f8a7c5e2b1d0f9e8d7c6b5a49",

@@ -7,6 +7,7 @@ path of axe.min.js; `npm pack axe-core`). What is missing skips, with its reason
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,7 +159,9 @@ def test_the_map_turns_to_other_axes_and_leads_to_its_cases(browser: Any, pages:
         assert "matching cases" in visit.page.locator("[role=status]").inner_text()
 
 
-def test_search_filter_order_and_detail(browser: Any, pages: dict[str, str]) -> None:
+def test_search_filter_order_and_detail(
+    browser: Any, pages: dict[str, str], failing_receipt: Receipt
+) -> None:
     with Visit(browser, pages["failing"]) as visit:
         visit.page.locator("input[type=search]").fill("op.whole dtype:bf16")
         ids = visit.page.locator("#table tbody button").all_inner_texts()
@@ -168,7 +171,10 @@ def test_search_filter_order_and_detail(browser: Any, pages: dict[str, str]) -> 
         visit.page.locator("#browser select").nth(0).select_option("failed")
         assert visit.page.locator("#table tbody tr").count() == 5
         visit.page.locator("#table tbody button").first.press("Enter")
-        assert "qualify rerun" in visit.page.locator(".opened pre").inner_text()
+        command = visit.page.locator(".opened pre").inner_text()
+        known = [shlex.split(case.command) for case in failing_receipt.body.cases]
+        assert shlex.split(command) in known
+        assert shlex.split(command)[3:] == ["--subject", synthetic.GIVEN]
         assert visit.page.locator(".opened tbody tr").count() >= 1
 
 

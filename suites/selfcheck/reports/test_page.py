@@ -6,11 +6,12 @@ import json
 import re
 import time
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from qualify.records import EXECUTED, FAILURES
+from qualify.records import EXECUTED, FAILURES, Comparison
 from reports import exports, figures, page, text
 from reports.model import Receipt, from_json, seal
 from suites.selfcheck.reports import hostile, synthetic
@@ -208,6 +209,32 @@ def test_grid_steps_are_counted_over_all_cases(failing_receipt: Receipt, failing
         counted = sum(c.statistics.get(f"codes_apart_{apart}", 0.0) for c in told)
         assert sum(row.elements[apart] for row in rows) == counted
     assert f"{rows[0].elements['0']:,.0f}" in failing_page
+
+
+def test_what_is_read_at_a_moment_is_no_drift() -> None:
+    first, second = synthetic.environment(), synthetic.environment("gw1")
+    for name, value in {"temperature_c": "34", "sm_clock_mhz": "345", "uuid": "GPU-0"}.items():
+        second["gpu"][name] = value
+    body = {**synthetic.body(12), "environments": [first, second]}
+    assert figures.drift(from_json(seal(body)).body.environments) == []
+    second["gpu"]["driver"] = "1"
+    assert [f.name for f in figures.drift(from_json(seal(body)).body.environments)] == ["driver"]
+
+
+def test_a_proof_that_says_the_same_of_several_machines_is_one_row(failing_receipt: Receipt) -> None:
+    covers = failing_receipt.body.plan.covers
+    rows = figures.cover_rows(covers)
+    assert len(rows) <= len(covers)
+    assert sorted((row.check, sm) for row in rows for sm in row.sms) == sorted(
+        (c.check, c.sm) for c in covers
+    )
+
+
+def test_many_names_that_held_are_counted() -> None:
+    rows = synthetic.records(1)
+    many = [Comparison(f"name_{i}", "property", "violations", 0, 0, "none") for i in range(40)]
+    record = replace(next(r for r in synthetic.records(40) if r.comparisons), comparisons=tuple(many))
+    assert "and 24 more" in page.render(from_json(seal(synthetic.body_of([*rows, record]))))
 
 
 def test_a_level_that_was_never_executed_stands_out(failing_receipt: Receipt, failing_page: str) -> None:
