@@ -11,7 +11,8 @@ def uuids_in_use() -> list[str]:
     """UUIDs of the GPUs that this process's torch can compute on."""
     import torch
 
-    return [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
+    every = [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
+    return [f"GPU-{uuid.removeprefix('GPU-')}" for uuid in every]
 
 
 def own_gpu(
@@ -42,7 +43,8 @@ def own_gpu(
         )
     seen = in_use()
     wanted, reason = guarded(lambda: named(told))
-    if len(seen) != 1 or not (told.startswith("MIG-") or seen[0].startswith(wanted or told)):
+    anyone = told.startswith("MIG-") or (told.isdigit() and not wanted)  # no UUID of CUDA's to compare with
+    if len(seen) != 1 or not (anyone or seen[0].startswith(wanted or told)):
         raise RuntimeError(
             f"a worker must see the GPU that it was told to use ({told}, {wanted or reason}) and no other, "
             f"it sees {', '.join(seen) or 'none'}; let nothing touch CUDA before the worker starts"

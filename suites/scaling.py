@@ -2,8 +2,8 @@
 
     python -m suites.scaling --out DIR [--profile h100] [--select PATTERN]... [--least 1.8]
 
-Runs the profile three times: first with all workers to compile what is to be compiled, then with one worker
-and with `--workers`, one GPU each. Verdicts, figures and a digest of every tensor that the subject gave must
+Runs the profile three times: first with as many workers as fit, to compile what is to be compiled, then with
+one worker and with `--workers`, one GPU each. Verdicts, figures and a digest of every tensor that the subject gave must
 be the same; the ratio of the wall times must be at least `--least`. Ends with 1 where one of this is not so.
 """
 
@@ -106,7 +106,7 @@ def gpus(cases: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(sorted({str(case["gpu"]) for case in cases.values() if case.get("gpu")}))
 
 
-def run(folder: Path, workers: int, words: Sequence[str]) -> Mapping[str, Any]:
+def run(folder: Path, workers: int | None, words: Sequence[str]) -> Mapping[str, Any]:
     """Runs the profile into a folder and returns the body of its receipt.
 
     Raises:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = ["--profile", given.profile, "--subject", given.subject]
     words += [word for pattern in given.select for word in ("--select", pattern)]
     if not given.warm:
-        run(given.out / "warm", given.workers, words)
+        run(given.out / "warm", None, words)
     one, several = (run(given.out / f"workers-{n}", n, words) for n in (1, given.workers))
     found = compared(one, several)
     problems = found.problems(given.workers, given.least)

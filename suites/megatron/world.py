@@ -30,6 +30,7 @@ import torch
 
 from kernels.policy import OFF, Resolved, policy_from_config
 from kernels.quantizers import Sites
+from qualify.own_gpu import uuids_in_use
 from suites.megatron import model as models
 from suites.megatron import storage
 from suites.megatron.findings import Finding, differing, holds, relative, same_bits, together
@@ -336,7 +337,7 @@ def facts() -> dict[str, str]:
     from kernels.adapters.convert import versions
 
     own = models.device()
-    gpu = f"GPU-{torch.cuda.get_device_properties(own).uuid}" if own.type == "cuda" else "none"
+    gpu = uuids_in_use()[own.index] if own.type == "cuda" else "none"
     every: list[str] = [""] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(every, gpu)
     return {

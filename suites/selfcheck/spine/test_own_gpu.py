@@ -51,9 +51,12 @@ def test_any_other_gpu_than_the_given_one_is_an_error(
         own_gpu(told, ["0", "1"], named=UUIDS.__getitem__, in_use=found)
 
 
-def test_a_gpu_that_the_driver_does_not_know_is_an_error() -> None:
+def test_a_gpu_that_the_driver_cannot_name_is_checked_as_far_as_can_be() -> None:
     with pytest.raises(RuntimeError, match="KeyError"):
-        own_gpu("9", ["9"], named=UUIDS.__getitem__, in_use=seen("GPU-aaa-1"))
+        own_gpu("GPU-x", ["GPU-x"], named=UUIDS.__getitem__, in_use=seen("GPU-aaa-1"))
+    with pytest.raises(RuntimeError, match="sees none"):
+        own_gpu("9", ["9"], named=UUIDS.__getitem__, in_use=seen())
+    assert own_gpu("9", ["9"], named=UUIDS.__getitem__, in_use=seen("GPU-aaa-1")) == "GPU-aaa-1"  # no NVML
 
 
 def first_case(tmp_path: Path) -> tuple[Worker, Any, Any]:

@@ -64,9 +64,9 @@ def test_too_little_speed_and_runs_without_digests_are_problems() -> None:
 def test_the_command_warms_up_compares_and_says_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran: list[tuple[str, int]] = []
+    ran: list[tuple[str, int | None]] = []
 
-    def run(folder: Path, workers: int, words: Sequence[str]) -> Mapping[str, Any]:
+    def run(folder: Path, workers: int | None, words: Sequence[str]) -> Mapping[str, Any]:
         folder.mkdir(parents=True)
         ran.append((folder.name, workers))
         assert words == ["--profile", "h100", "--subject", scaling.SUBJECT, "--select", "op"]
@@ -74,7 +74,7 @@ def test_the_command_warms_up_compares_and_says_what_it_found(
 
     monkeypatch.setattr(scaling, "run", run)
     assert scaling.main(["--out", str(tmp_path), "--select", "op"]) == 0
-    assert ran == [("warm", 2), ("workers-1", 1), ("workers-2", 2)]
+    assert ran == [("warm", None), ("workers-1", 1), ("workers-2", 2)]
     told = capsys.readouterr().out
     assert "ratio 2.00" in told
     assert "same verdicts, same figures, same bits" in told
