@@ -199,7 +199,9 @@ def _not_executed(judged: Sequence[CaseRecord]) -> list[str]:
 
 
 def _uncaught(controls: Sequence[CaseRecord]) -> list[str]:
-    missed = [r for r in controls if r.verdict not in (Verdict.PASSED, Verdict.SKIPPED)]
+    """Controls that ran and were not caught; those without a result are missing like any other case."""
+    counted = (Verdict.PASSED, Verdict.SKIPPED, Verdict.NOT_RUN, Verdict.EXCLUDED)
+    missed = [r for r in controls if r.verdict not in counted]
     return [f"control not caught: {r.case_id}: {r.reason}" for r in missed]
 
 

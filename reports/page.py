@@ -22,6 +22,7 @@ import jinja2
 from markupsafe import Markup
 
 from qualify.records import EXECUTED, FAILURES, CaseRecord, Comparison, Overall, Verdict
+from qualify.verdicts import LACKS
 from reports import charts, figures, rederive, text
 from reports.history import Line
 from reports.model import Body, Moved, Plan, Receipt, SubjectFacts
@@ -106,6 +107,7 @@ def environment() -> jinja2.Environment:
     made.filters["plural"] = lambda number, one: text.plural(number, one)
     made.filters["id"] = breakable
     made.filters["brief_text"] = lambda value: short(value, 420)
+    made.filters["rule"] = lambda name: text.RULE_WORDS.get(name, name)
     made.filters["whole"] = lambda number: f"{number:,.0f}"
     made.globals["inf"] = math.inf
     made.globals["NAMED"] = MAX_NAMES
@@ -189,7 +191,8 @@ def sentence(cases: Sequence[CaseRecord]) -> str:
     counts = dict(figures.composition(cases))
     failed = sum(number for verdict, number in counts.items() if verdict in FAILURES)
     executed = sum(number for verdict, number in counts.items() if verdict in EXECUTED)
-    must = [case for case in cases if case.must_run]
+    lacking = sum(lacks(case) for case in cases)
+    must = [case for case in cases if case.must_run and not lacks(case)]
     missing = sum(case.verdict not in EXECUTED for case in must)
     open_cases = counts.get(Verdict.NOT_RUN, 0)
     said = [
@@ -201,11 +204,18 @@ def sentence(cases: Sequence[CaseRecord]) -> str:
             f"{missing:,} of {len(must):,} that must run did not" if missing
             else f"{'all ' if len(must) > 1 else ''}{text.plural(len(must), 'case')} that must run did"
         )  # fmt: skip
+    if lacking:
+        said.append(f"{text.plural(lacking, 'case asks', 'cases ask')} for what the subject does not offer")
     said.append(
         f"{text.plural(open_cases, 'planned case')} have no result" if open_cases
         else "everything else planned has a result"
     )  # fmt: skip
     return "; ".join(said) + "."
+
+
+def lacks(case: CaseRecord) -> bool:
+    """Whether a case asks for a function that its subject does not offer."""
+    return case.verdict is Verdict.UNSUPPORTED and case.requirement == LACKS
 
 
 def subject_line(body: Body) -> str:
@@ -242,7 +252,8 @@ def subject_lines(subject: SubjectFacts) -> list[str]:
     state = f"uncommitted changes {text.brief(subject.diff_digest)}" if subject.dirty else "clean"
     commit = f"commit {text.brief(subject.commit)}, {state}" if subject.commit else "no commit known"
     backend = f"backend {subject.backend}" if subject.backend else ""
-    return list(filter(None, (f"{subject.name} {subject.version}".strip(), commit, backend)))
+    offers = f"offers {', '.join(subject.offers)}" if subject.offers else "offers nothing"
+    return list(filter(None, (f"{subject.name} {subject.version}".strip(), commit, backend, offers)))
 
 
 def machine_lines(gpu: Mapping[str, str], system: Mapping[str, str]) -> list[str]:

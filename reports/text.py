@@ -31,6 +31,14 @@ OVERALL_WORDS = {
 }
 
 
+RULE_WORDS = {
+    "offers": "not offered by the subject",
+    "capabilities": "ruled out by the subject",
+    "refused": "refused by the subject",
+}
+"""Rules that keep cases from running and are no requirement of a machine."""
+
+
 def figure(value: float | None, digits: int = 3) -> str:
     """A measured number with three significant digits: `0.00342` becomes `3.42e-3`."""
     if value is None:

@@ -11,7 +11,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from qualify.records import EXECUTED, FAILURES, Comparison
+from qualify.records import EXECUTED, FAILURES, Comparison, Verdict
+from qualify.verdicts import LACKS
 from reports import exports, figures, page, text
 from reports.model import Receipt, from_json, seal
 from suites.selfcheck.reports import hostile, synthetic
@@ -235,6 +236,23 @@ def test_many_names_that_held_are_counted() -> None:
     many = [Comparison(f"name_{i}", "property", "violations", 0, 0, "none") for i in range(40)]
     record = replace(next(r for r in synthetic.records(40) if r.comparisons), comparisons=tuple(many))
     assert "and 24 more" in page.render(from_json(seal(synthetic.body_of([*rows, record]))))
+
+
+def test_what_the_subject_does_not_offer_is_told_apart_from_what_must_run() -> None:
+    rows = synthetic.records(60)
+    lacking = [
+        replace(r, verdict=Verdict.UNSUPPORTED, reason="not offered", requirement=LACKS, comparisons=())
+        if r.check.startswith("op") and r.verdict is Verdict.PASSED
+        else r
+        for r in rows
+    ]
+    number = sum(r.requirement == LACKS for r in lacking)
+    told = page.sentence(lacking)
+    assert f"{number} cases ask for what the subject does not offer" in told
+    assert "that must run did not" not in told
+    shown = page.render(from_json(seal(synthetic.body_of(lacking))))
+    assert "not offered by the subject" in shown
+    assert "offers chunk_gated_delta_rule" in shown
 
 
 def test_a_level_that_was_never_executed_stands_out(failing_receipt: Receipt, failing_page: str) -> None:
