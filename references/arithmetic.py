@@ -313,13 +313,14 @@ class Noisy(Arithmetic):
         return self._window(_unit_pool(like.device), like)
 
     def _window(self, pool: Tensor, like: Tensor) -> Tensor:
-        """A random window of the pool; for a tensor larger than half the pool, random elements of it."""
-        count, start = like.numel(), self._random.randrange(_POOL // 2)
-        if count <= _POOL // 2:
-            return pool[start : start + count].view(like.shape)
-        generator = torch.Generator(like.device).manual_seed(self._random.getrandbits(62))
-        index = torch.randint(_POOL, like.shape, generator=generator, device=like.device)
-        return pool[index]
+        """Random windows of the pool, one after the other until there are as many numbers as in `like`."""
+        count, half = like.numel(), _POOL // 2
+        pieces = [
+            pool[start : start + min(half, count - done)]
+            for done in range(0, max(1, count), half)
+            for start in (self._random.randrange(half),)
+        ]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(like.shape)
 
 
 _POOL = 1 << 20
