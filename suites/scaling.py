@@ -3,8 +3,9 @@
     python -m suites.scaling --out DIR [--profile h100] [--select PATTERN]... [--least 1.8]
 
 Runs the profile three times: first with as many workers as fit, to compile what is to be compiled, then with
-one worker and with `--workers`, one GPU each. Verdicts, figures and a digest of every tensor that the subject gave must
-be the same; the ratio of the wall times must be at least `--least`. Ends with 1 where one of this is not so.
+one worker and with `--workers`, one GPU each. Verdicts, figures and a digest of every tensor that the subject
+gave must be the same; the ratio of the wall times must be at least `--least`. Ends with 1 where one of these
+is not so.
 """
 
 from __future__ import annotations
