@@ -167,11 +167,12 @@ def first_screen(receipt: Receipt, judged: Sequence[CaseRecord], disagreement: s
     """What answers a reviewer's first questions."""
     body = receipt.body
     worse = [m for m in body.comparison.moved if m.worse] if body.comparison else []
+    control_checks = rederive.control_checks(body.plan)
     return {
         "disagreement": disagreement,
         "verdict_word": text.OVERALL_WORDS[body.header.verdict],
         "tone": TONES[body.header.verdict],
-        "sentence": sentence(judged),
+        "sentence": sentence(judged, [c for c in body.cases if c.check in control_checks]),
         "judged": judged,
         "subject_line": subject_line(body),
         "identity": identity(body),
@@ -186,8 +187,13 @@ def first_screen(receipt: Receipt, judged: Sequence[CaseRecord], disagreement: s
     }
 
 
-def sentence(cases: Sequence[CaseRecord]) -> str:
-    """What happened, in one sentence that follows from the cases."""
+def sentence(cases: Sequence[CaseRecord], controls: Sequence[CaseRecord] = ()) -> str:
+    """What happened, in one sentence that follows from the cases.
+
+    Args:
+        cases: that judge the subject.
+        controls: that judge the judge.
+    """
     counts = dict(figures.composition(cases))
     failed = sum(number for verdict, number in counts.items() if verdict in FAILURES)
     executed = sum(number for verdict, number in counts.items() if verdict in EXECUTED)
@@ -206,10 +212,13 @@ def sentence(cases: Sequence[CaseRecord]) -> str:
         )  # fmt: skip
     if lacking:
         said.append(f"{text.plural(lacking, 'case asks', 'cases ask')} for what the subject does not offer")
-    said.append(
-        f"{text.plural(open_cases, 'planned case')} have no result" if open_cases
-        else "everything else planned has a result"
-    )  # fmt: skip
+    if open_cases:
+        said.append(text.plural(open_cases, "planned case has no result", "planned cases have no result"))
+    unplanted = sum(case.verdict is Verdict.NOT_RUN for case in controls)
+    if unplanted:
+        said.append(text.plural(unplanted, "planted fault was not run", "planted faults were not run"))
+    if not open_cases and not unplanted:
+        said.append("everything else planned has a result")
     return "; ".join(said) + "."
 
 
@@ -497,7 +506,7 @@ def contents(context: Mapping[str, Any], body: Body) -> list[tuple[str, str, int
     return [
         ("failures", "Failures", context["failed"]),
         ("matrix", "Matrix", len(context["heat"].cells)),
-        ("errors", "Errors by tensor", len(context["rows"])),
+        ("errors", "Errors by tensor", sum(len(context[name]) for name in ("rows", "bits", "properties"))),
         ("noticed", "Would it be noticed?", len(body.controls) + len(body.discrimination)),
         ("not-run", "Not run, and why", context["not_run"]),
         ("waivers", "Waivers", len(body.waivers)),
