@@ -39,7 +39,15 @@ def shoot(page: Path, folder: Path, sections: list[str]) -> None:
         with tempfile.TemporaryDirectory() as temporary:
             sheets = Path(temporary) / "print.pdf"
             opened.pdf(path=sheets, prefer_css_page_size=True)
-            words = ["pdftoppm", "-png", "-singlefile", "-r", str(DOTS_PER_INCH), sheets, folder / "print"]
+            words = [
+                "pdftoppm",
+                "-png",
+                "-singlefile",
+                "-r",
+                str(DOTS_PER_INCH),
+                str(sheets),
+                str(folder / "print"),
+            ]
             subprocess.run(words, check=True)
         browser.close()
 
