@@ -39,6 +39,22 @@ def relative(reference: Tensor, other: Tensor) -> float:
     return float((other.detach().double() - known).norm() / known.norm())
 
 
+def summed(tensor: Tensor) -> Tensor:
+    """The sum over all ranks."""
+    total = tensor.clone()
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(total)
+    return total
+
+
+def apart(expected: Tensor, actual: Tensor) -> float:
+    """Relative L2 distance of a tensor that lies in parts on the ranks, or whole on each."""
+    known = expected.detach().double()
+    error, size = (actual.detach().double() - known).square().sum(), known.square().sum()
+    both = summed(torch.stack((error, size)))
+    return float((both[0] / both[1]).sqrt())
+
+
 def holds(what: str, condition: bool, because: str) -> Finding:
     """A property that is either so or not."""
     return Finding(what, 0.0 if condition else 1.0, 0.0, because)

@@ -26,6 +26,9 @@ rounding with it, within a token."""
 Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
 """The loss and the gradients of one step."""
 
+SPLIT_TOKENS = "sequence_parallel"
+"""Megatron's mark on weights that see some tokens on each rank: their gradients are sums over the ranks."""
+
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
@@ -109,7 +112,7 @@ def local_spec(config: Any) -> Any:
     from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
     parts = LocalSpecProvider()
-    norm = parts.layer_norm(rms_norm=True)
+    norm = MarkedNorm if config.sequence_parallel else parts.layer_norm(rms_norm=True)
     attention = ModuleSpec(
         module=GatedDeltaNet,
         submodules=GatedDeltaNetSubmodules(
@@ -130,6 +133,19 @@ def local_spec(config: Any) -> Any:
     return TransformerBlockSubmodules(layer_specs=[layer] * config.num_layers, layer_norm=norm)
 
 
+class MarkedNorm:
+    """Torch's RMSNorm with the mark that its weight needs where every rank sees other tokens.
+
+    Takes the place of Megatron's local norm, which is torch's too and refuses sequence parallelism.
+    """
+
+    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
+        """Called by Megatron to build a norm."""
+        norm = torch.nn.RMSNorm(hidden_size, eps=eps)
+        setattr(norm.weight, SPLIT_TOKENS, config.sequence_parallel)
+        return norm
+
+
 def parts() -> str:
     """What a model is made of here: `transformer_engine` or `local`."""
     from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
@@ -137,14 +153,10 @@ def parts() -> str:
     return "transformer_engine" if variants.HAVE_TE else "local"
 
 
-def unsupported(recompute: str, sequence_parallel: bool) -> str:
+def unsupported(recompute: str) -> str:
     """Why Megatron itself cannot do something with the parts that are installed; empty when it can."""
-    if parts() == "transformer_engine":
-        return ""
-    if recompute == "gdn_norm_out":
+    if recompute == "gdn_norm_out" and parts() == "local":
         return "Megatron's output-discarding recompute asks Transformer Engine for its FP8 state; install it"
-    if sequence_parallel:
-        return "Megatron's local norms have no sequence parallelism; install Transformer Engine"
     return ""
 
 

@@ -28,7 +28,7 @@ from kernels.policy import Resolved, policy_from_config
 from kernels.quantizers import Sites
 from suites.megatron import model as models
 from suites.megatron import storage
-from suites.megatron.findings import Finding, holds, relative, same_bits
+from suites.megatron.findings import Finding, apart, holds, relative, same_bits, summed
 from suites.megatron.request import Request, configuration
 
 Tensor = torch.Tensor
@@ -50,9 +50,6 @@ SHARED = ("in_proj", "linear_fc1", "output_layer")
 
 WHOLE = ("out_norm.weight",)
 """Weights that every rank has whole and uses for its own heads: the gradient is a sum over the ranks."""
-
-SPLIT_TOKENS = "sequence_parallel"
-"""Megatron's mark on weights that see some tokens on each rank: their gradients are such sums too."""
 
 
 def in_parts(exact: Tensor, ranks: int, generator: torch.Generator) -> Tensor:
@@ -277,7 +274,9 @@ def compared(request: Request) -> Iterator[Finding]:
     expected = dict(gradients.named_parameters())
     for name, parameter in model.named_parameters():
         gradient = actual.gradients[name]
-        if name.endswith(WHOLE) or (request.sequence_parallel and getattr(parameter, SPLIT_TOKENS, False)):
+        if name.endswith(WHOLE) or (
+            request.sequence_parallel and getattr(parameter, models.SPLIT_TOKENS, False)
+        ):
             gradient = summed(gradient.float())
         distance = apart(expected[name], gradient)
         yield close(f"{name}: gradient, {ranks}", distance, budgets[name])
@@ -294,22 +293,6 @@ def close(what: str, distance: float, budget: float) -> Finding:
     """A distance that is within its budget."""
     because = f"relative L2 {distance:.3g}, budget {budget:.3g} from {RUNS} runs with sums in parts"
     return Finding(what, distance, budget, because)
-
-
-def summed(tensor: Tensor) -> Tensor:
-    """The sum over all ranks."""
-    total = tensor.clone()
-    if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(total)
-    return total
-
-
-def apart(expected: Tensor, actual: Tensor) -> float:
-    """Relative L2 distance of a tensor that lies in parts on the ranks, or whole on each."""
-    known = expected.detach().double()
-    error, size = (actual.detach().double() - known).square().sum(), known.square().sum()
-    both = summed(torch.stack((error, size)))
-    return float((both[0] / both[1]).sqrt())
 
 
 def reshard(request: Request) -> Iterator[Finding]:

@@ -186,7 +186,8 @@ def environment(ranks: int) -> dict[str, str]:
     devices = list(dict.fromkeys(d for d in os.environ.get(DEVICES_VARIABLE, "").split(",") if d))
     chosen = {"CUDA_VISIBLE_DEVICES": ",".join(devices[:ranks])} if devices else {}
     paths = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    return {**os.environ, **chosen, **FORGET, "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": paths}
+    fixed = {**FORGET, "TORCHDYNAMO_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron asks for it
+    return {**os.environ, **chosen, **fixed, "PYTHONPATH": paths}
 
 
 def reason(output: str) -> str:

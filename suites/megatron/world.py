@@ -33,7 +33,7 @@ from kernels.quantizers import Sites
 from qualify.own_gpu import uuids_in_use
 from suites.megatron import model as models
 from suites.megatron import storage
-from suites.megatron.findings import Finding, differing, holds, relative, same_bits, together
+from suites.megatron.findings import Finding, apart, differing, holds, relative, same_bits, together
 from suites.megatron.parallel import parallel, reshard
 from suites.megatron.request import BLOCK_V, Request, configuration, options
 from suites.megatron.tuning import take_first_configurations
@@ -72,7 +72,7 @@ def sites(request: Request) -> Iterator[Finding]:
     request.adapter.convert(model, configuration(request.sites), verbose=False)
     actual = models.branch_outputs(model, inputs)
     for name in off:
-        change = relative(off[name], actual[name])
+        change = apart(off[name], actual[name])
         acts = 1e-4 < change < 0.5
         yield holds(
             f"{name}: the branch output changes", acts, f"relative L2 {change:.3g}, between 1e-4 and 0.5"
@@ -310,7 +310,7 @@ def modelopt(request: Request) -> Iterator[Finding]:
     mtq.quantize(model, CONFIG, verbose=False)
     actual = models.branch_outputs(model, inputs)
     for name in before:
-        change = relative(before[name], actual[name])
+        change = apart(before[name], actual[name])
         yield holds(f"{name}: the branch output changes", 1e-4 < change < 0.5, f"relative L2 {change:.3g}")
         yield same_bits(
             f"{name}: the branch is the op", expected[name], actual[name], "against the op by hand"
@@ -400,7 +400,7 @@ def write(path: Path, known: Mapping[str, str], results: Sequence[Mapping[str, A
 
 def result(row: Mapping[str, Any], tensor_parallel: int) -> dict[str, Any]:
     """What one scenario found, why Megatron cannot run it here, or how it failed."""
-    unsupported = models.unsupported(row["recompute"], row["sequence_parallel"])
+    unsupported = models.unsupported(row["recompute"])
     found: dict[str, Any] = {"findings": [], "unsupported": unsupported, "error": ""}
     if unsupported:
         return found

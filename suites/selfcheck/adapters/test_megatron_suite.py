@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,8 +198,8 @@ def test_a_distance_is_of_the_whole_tensor_and_sums_are_over_all_ranks(
 ) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: tensor.add_(torch.ones_like(tensor)))
-    assert parallel.apart(torch.tensor([3.0]), torch.tensor([3.0])) == pytest.approx(0.1**0.5)
-    assert parallel.summed(torch.tensor([3.0])).item() == 4
+    assert findings.apart(torch.tensor([3.0]), torch.tensor([3.0])) == pytest.approx(0.1**0.5)
+    assert findings.summed(torch.tensor([3.0])).item() == 4
 
 
 def test_each_rank_has_its_own_tokens_and_heads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,22 +306,27 @@ def test_a_worse_rank_speaks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_scenario_that_raises_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "unsupported", lambda recompute, sequence: "")
+    monkeypatch.setattr(model, "unsupported", lambda recompute: "")
     row = checks.request("sites", {}, "kernels.no_such_adapter")
     found = world.result(row, 1)
     assert found["findings"] == []
     assert "ModuleNotFoundError" in found["error"]
-    monkeypatch.setattr(model, "unsupported", lambda recompute, sequence: "not here")
+    monkeypatch.setattr(model, "unsupported", lambda recompute: "not here")
     assert world.result(row, 1)["unsupported"] == "not here"
 
 
 def test_megatrons_own_limits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "parts", lambda: "local")
-    assert "Transformer Engine" in model.unsupported("gdn_norm_out", False)
-    assert "sequence" in model.unsupported("none", True)
-    assert model.unsupported("full", False) == ""
+    assert "Transformer Engine" in model.unsupported("gdn_norm_out")
+    assert model.unsupported("full") == ""
     monkeypatch.setattr(model, "parts", lambda: "transformer_engine")
-    assert model.unsupported("gdn_norm_out", True) == ""
+    assert model.unsupported("gdn_norm_out") == ""
+
+
+def test_a_norm_that_sees_some_tokens_is_marked_and_stays_so() -> None:
+    norm = model.MarkedNorm(SimpleNamespace(sequence_parallel=True), hidden_size=8, eps=1e-5)
+    assert isinstance(norm.to(torch.bfloat16), torch.nn.RMSNorm)
+    assert getattr(norm.weight, model.SPLIT_TOKENS)
 
 
 def test_adapters_load_from_modules_objects_and_files(tmp_path: Path) -> None:
