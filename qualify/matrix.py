@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, product
 from typing import Any
 
 import covertable
@@ -86,7 +87,62 @@ def _covering(
         options["presets"] = [dict(p) for p in presets]
     factors = {axis: list(levels) for axis, levels in space.items()}
     rows = covertable.make(factors, strength=1 if strength == "each" else 2, **options)
-    return [{axis: str(row[axis]) for axis in space} for row in rows]
+    made = [{axis: str(row[axis]) for axis in space} for row in rows]
+    sizes = {1 if strength == "each" else 2: tuple(space)}
+    if "sub_models" in options:
+        sizes[3] = tuple(inside)
+    return _balanced(made, space, rules, sizes, [axis for axis in inside if len(space[axis]) > 1], presets)
+
+
+def _balanced(
+    made: list[Cell],
+    space: Space,
+    rules: Sequence[Forbidden],
+    sizes: Mapping[int, tuple[str, ...]],
+    axes: Sequence[str],
+    presets: Sequence[Mapping[str, str]],
+) -> list[Cell]:
+    """The same cover with every level of `axes` met about as often as the others of its axis.
+
+    A cover leaves many levels free, and whoever fills them with the first of an axis runs most cells in one
+    dtype. A level is replaced by a rarer one where nothing is lost: no tuple, no preset, no rule.
+
+    Args:
+        made: cells, changed in place.
+        sizes: size of the tuples that are covered -> their axes.
+        axes: what is balanced.
+    """
+    counts = Counter(t for cell in made for t in _tuples(cell, sizes))
+    levels = {axis: Counter(cell[axis] for cell in made) for axis in axes}
+    for cell in made:
+        if any(preset.items() <= cell.items() for preset in presets):
+            continue
+        for axis in axes:
+            met = levels[axis]
+            for level in sorted(space[axis], key=lambda level: met[level]):
+                if met[level] + 1 >= met[cell[axis]]:
+                    break
+                changed = {**cell, axis: level}
+                lost = [t for t in _tuples(cell, sizes, axis) if counts[t] == 1]
+                if lost or not is_valid(changed, space, rules):
+                    continue
+                counts.subtract(_tuples(cell, sizes, axis))
+                counts.update(_tuples(changed, sizes, axis))
+                met[cell[axis]] -= 1
+                met[level] += 1
+                cell[axis] = level
+                break
+    return made
+
+
+def _tuples(
+    cell: Cell, sizes: Mapping[int, tuple[str, ...]], among: str | None = None
+) -> Iterator[tuple[tuple[str, str], ...]]:
+    """The tuples of levels that a cell has, or those of them with the axis `among`."""
+    for size, axes in sizes.items():
+        for group in combinations(axes, size):
+            if among is None or among in group:
+                yield tuple((axis, cell[axis]) for axis in group)
 
 
 def _condition(rule: Forbidden) -> dict[str, Any]:

@@ -110,16 +110,16 @@ ROWS = (
                 "seconds on a CPU for no new path",
             ),
             Constraint(
-                {
-                    "sm": ("cpu",),
-                    "grouping": ("hv8", "hv4"),
-                    "length": ("145", "257"),
-                    "packing": ("batch", "docs"),
-                },
+                {"sm": ("cpu",), "grouping": ("hv8", "hv4"), "length": ("129", "145", "257")},
                 "seconds on a CPU for no new path",
             ),
             Constraint(
-                {"sm": ("cpu",), "heads": LARGE, "length": ("257",)}, "seconds on a CPU for no new path"
+                {"sm": ("cpu",), "heads": LARGE, "length": ("129", "145", "257")},
+                "seconds on a CPU for no new path",
+            ),
+            Constraint(
+                {"sm": ("cpu",), "heads": ("128x128",), "packing": ("docs", "one_token", "unequal")},
+                "seconds on a CPU for no new path",
             ),
             Constraint(
                 {"regime": ("small",), "fused": ("gate", "sigmoid", "neg", "none")},
