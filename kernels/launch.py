@@ -31,6 +31,7 @@ class LaunchRow:
         meta: constexpr tile sizes of the launch.
         num_warps: warps per program, 32 threads each.
         num_stages: software pipelining depth.
+        max_registers: the most registers of a thread, so that more blocks fit a processor; 0: no such limit.
         sm: smallest and largest SM (90 is SM 9.0) that the row is for, both included.
         where: fact -> the values that it may have (such as `{"carrier": ("fp32",)}`); no entry: any value.
         default: whether `row_for` may choose it; a row that is not is only ever forced.
@@ -42,6 +43,7 @@ class LaunchRow:
     meta: Mapping[str, int] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 2
+    max_registers: int = 0
     sm: tuple[int, int] = ANY_SM
     where: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     default: bool = True
@@ -65,7 +67,8 @@ class LaunchRow:
 
     def options(self) -> dict[str, int]:
         """The keyword arguments of a Triton launch that are not constexprs of the kernel."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        limit = {"maxnreg": self.max_registers} if self.max_registers else {}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
 
 
 _ROWS: dict[str, LaunchRow] = {}
@@ -108,7 +111,8 @@ def row_for(kernel: str, sm: int, **facts: object) -> LaunchRow:
         raise ValueError(f"forced launch row {row.name!r} must fit SM {sm} and {facts}, it is for SM "
                          f"{row.sm} and {dict(row.where)}; force another row")  # fmt: skip
     if row is None:
-        row = next((r for r in rows_of(kernel) if r.default and r.fits(sm, facts)), None)
+        found = (r for r in _ROWS.values() if r.kernel == kernel and r.default and r.fits(sm, facts))
+        row = next(found, None)
     if row is None:
         raise ValueError(f"kernel {kernel!r} has no launch row for SM {sm} and {facts}; add one to its table")
     with _LOCK:

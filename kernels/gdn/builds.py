@@ -135,6 +135,7 @@ def constants_of(kernel: str, row: LaunchRow, shape: Shape, conversion: str) -> 
         "BK": padded(shape.K),
         "BH": row.meta.get("BH", 0),
         "HALVES": row.meta.get("HALVES", 1),
+        "CHAINED": bool(row.meta.get("CHAINED", 0)),
         "MMA": OPERANDS[CARRIERS[shape.carrier]][1],
         "PRECISION": "tf32",
         "SOLVE_PRECISION": SOLVE_PRECISION["tf32"],

@@ -5,7 +5,9 @@ Nothing is checked and nothing is differentiated here; `op.py` does the first be
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -64,9 +66,51 @@ class Settings:
     input_precision: str = "tf32"
 
 
+@cache
 def padded(size: int) -> int:
     """The extent of a tile that holds `size` columns."""
     return max(SMALLEST_TILE, int(triton.next_power_of_2(size)))
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+@cache
+def side_stream(device: int | None) -> torch.cuda.Stream:
+    """The second stream of a device, on which the backward makes the states again."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Two streams of one device, or none in the interpreter; `side` waits at `part`, `main` at `join`."""
+
+    main: torch.cuda.Stream | None = None
+    side: torch.cuda.Stream | None = None
+
+    @staticmethod
+    def at(x: Tensor) -> Fork:
+        """The current stream of a tensor's device and the one beside it."""
+        if x.device.type != "cuda":
+            return Fork()
+        return Fork(torch.cuda.current_stream(x.device), side_stream(x.device.index))
+
+    def part(self) -> None:
+        """What is launched on the side from now on may read all that was launched before."""
+        if self.main is not None and self.side is not None:
+            self.side.wait_stream(self.main)
+
+    def join(self) -> None:
+        """What is launched from now on may read what was launched on the side."""
+        if self.main is not None and self.side is not None:
+            self.main.wait_stream(self.side)
+
+
+def launched_on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    """Launches go to this stream while the context lasts; None: to the current one."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 @dataclass(frozen=True)
@@ -170,7 +214,7 @@ def solve(call: Call, k: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tenso
 
 def prepare(
     call: Call, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, w_format: str | None,
-    saved: tuple[Tensor, Tensor, Tensor | None] | None = None,
+    saved: tuple[Tensor, Tensor, Tensor | None] | None = None, stream: torch.cuda.Stream | None = None,
 ) -> Prepared:  # fmt: skip
     """Solves every chunk; or, from the saved gate sums, X and perhaps W, makes U (and W) again."""
     tokens, c = k.shape[:2], call.chunks
@@ -180,11 +224,12 @@ def prepare(
     u = call.empty(k, *tokens, call.HV, call.V)
     row = call.row("gdn_prepare")
     if c.count * call.HV:
-        prepare_kernel[(c.count * call.HV,)](
-            k, v, beta, gate_sums, inverse, w, u, c.table, c.cu_seqlens, *call.shape(),
-            BK=padded(call.K), WRITE_W=write_w, W_FORMAT=w_format or "none",
-            CONVERSION=call.conversion(w_format), **call.tiles(row), **call.constants(), **row.options(),
-        )  # fmt: skip
+        with launched_on(stream):
+            prepare_kernel[(c.count * call.HV,)](
+                k, v, beta, gate_sums, inverse, w, u, c.table, c.cu_seqlens, *call.shape(),
+                BK=padded(call.K), WRITE_W=write_w, W_FORMAT=w_format or "none",
+                CONVERSION=call.conversion(w_format), **call.tiles(row), **call.constants(), **row.options(),
+            )  # fmt: skip
     return Prepared(gate_sums, inverse, w, u)
 
 
@@ -201,7 +246,7 @@ class StatePass:
 
 def state_pass(
     call: Call, k: Tensor, prepared: Prepared, initial_state: Tensor | None, *,
-    write_final: bool, write_raw: bool = False,
+    write_final: bool, write_raw: bool = False, stream: torch.cuda.Stream | None = None,
 ) -> StatePass:  # fmt: skip
     """Runs the recurrence over the chunks of every sequence; with `write_raw`, states are written as fp32."""
     c, s = call.chunks, call.settings
@@ -210,16 +255,17 @@ def state_pass(
     v_new = call.empty(k, *k.shape[:2], call.HV, call.V)
     final = call.empty(k, *call.state_shape(), dtype=torch.float32) if write_final else None
     raw = call.empty(k, *states.shape, dtype=torch.float32) if write_raw else None
-    programs = c.sequences * call.HV * triton.cdiv(call.V, tile)
+    programs = c.sequences * call.HV * ceil_div(call.V, tile)
     if programs:
-        state_pass_kernel[(programs,)](
-            k, prepared.w, prepared.u, prepared.gate_sums, initial_state, states, v_new, final, raw,
-            c.offsets, c.cu_seqlens, *call.shape(), *call.state_strides(),
-            BK=padded(call.K), BV=tile, HALVES=row.meta.get("HALVES", 1),
-            STATE_FORMAT=s.state_format or "none", CONVERSION=call.conversion(s.state_format),
-            HAS_INITIAL=initial_state is not None, WRITE_FINAL=write_final, WRITE_RAW=write_raw,
-            **call.constants(), **row.options(),
-        )  # fmt: skip
+        with launched_on(stream):
+            state_pass_kernel[(programs,)](
+                k, prepared.w, prepared.u, prepared.gate_sums, initial_state, states, v_new, final, raw,
+                c.offsets, c.cu_seqlens, *call.shape(), *call.state_strides(),
+                BK=padded(call.K), BV=tile, HALVES=row.meta.get("HALVES", 1),
+                STATE_FORMAT=s.state_format or "none", CONVERSION=call.conversion(s.state_format),
+                HAS_INITIAL=initial_state is not None, WRITE_FINAL=write_final, WRITE_RAW=write_raw,
+                **call.constants(), **row.options(),
+            )  # fmt: skip
     return StatePass(states, v_new, final, raw)
 
 
@@ -229,7 +275,7 @@ def output(call: Call, q: Tensor, k: Tensor, gate_sums: Tensor, passed: StatePas
     o = call.empty(q, *q.shape[:2], call.HV, call.V, dtype=call.carrier)
     row = call.row("gdn_output")
     tiles = call.tiles(row)
-    programs = c.count * call.HV * triton.cdiv(call.V, tiles["BV"])
+    programs = c.count * call.HV * ceil_div(call.V, tiles["BV"])
     if programs:
         output_kernel[(programs,)](
             q, k, passed.v_new, gate_sums, passed.states, o, c.table, c.cu_seqlens, call.settings.scale,
@@ -280,13 +326,24 @@ def backward(
     cu_seqlens: Tensor | None, saved: tuple[Tensor, Tensor, Tensor | None], do: Tensor, dht: Tensor | None,
     settings: Settings,
 ) -> Gradients:  # fmt: skip
-    """The gradients at the rounded W and S. U, V' and the states are made again by the forward's kernels."""
+    """The gradients at the rounded W and S. U, V' and the states are made again by the forward's kernels.
+
+    The pass over the states and that over their gradients do not read each other's results, and each leaves
+    half the processors of a GPU idle: they run side by side, on two streams. All memory is the current one's.
+    """
     call = Call.of(q, v, cu_seqlens, settings)
     with device_of(q):
-        prepared = prepare(call, k, v, g, beta, None, saved)
-        passed = state_pass(call, k, prepared, initial_state, write_final=False)
+        fork = Fork.at(q)
+        if saved[2] is None:  # W is made here, and the gradient of the state reads it too
+            prepared = prepare(call, k, v, g, beta, None, saved)
+            fork.part()
+        else:
+            fork.part()
+            prepared = prepare(call, k, v, g, beta, None, saved, fork.side)
+        passed = state_pass(call, k, prepared, initial_state, write_final=False, stream=fork.side)
         dv_new = local_gradient(call, q, k, do, prepared.gate_sums)
         d_states, d_initial = state_gradient(call, q, k, do, prepared, dv_new, initial_state, dht)
+        fork.join()
         dq, dk_partial, dw, d_outer = outer_gradient(call, q, k, do, prepared, passed, dv_new, d_states)
         dk, dv, d_solve, d_beta = solve_gradient(call, k, v, beta, prepared, dw, dv_new, dk_partial)
         dg, dbeta = gate_gradient(call, g, beta, d_outer, d_solve, d_beta)
@@ -315,12 +372,13 @@ def state_gradient(
     row, tile = call.state_row("gdn_state_gradient", grouped=False)
     d_states = call.empty(k, c.count, call.HV, call.K, call.V)
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
-    programs = c.sequences * call.HV * triton.cdiv(call.V, tile)
+    programs = c.sequences * call.HV * ceil_div(call.V, tile)
     if programs:
         state_gradient_kernel[(programs,)](
             q, k, prepared.w, prepared.gate_sums, do, dht, d_states, dv_new, d_initial, c.offsets,
             c.cu_seqlens, call.settings.scale, *call.shape(), *call.state_strides(),
-            BK=padded(call.K), BV=tile, HAS_INITIAL=initial_state is not None, HAS_FINAL=dht is not None,
+            BK=padded(call.K), BV=tile, CHAINED=bool(row.meta.get("CHAINED", 0)),
+            HAS_INITIAL=initial_state is not None, HAS_FINAL=dht is not None,
             **call.constants(), **row.options(),
         )  # fmt: skip
     return d_states, d_initial
@@ -334,7 +392,7 @@ def outer_gradient(
     c = call.chunks
     row = call.row("gdn_outer_gradient")
     tiles = call.tiles(row)
-    shares = triton.cdiv(call.K, tiles["BKT"])
+    shares = ceil_div(call.K, tiles["BKT"])
     dq = torch.empty_like(q)
     dk = torch.empty_like(k, dtype=torch.float32)
     dw = call.empty(k, *k.shape[:2], call.HV, call.K)
@@ -356,7 +414,7 @@ def solve_gradient(
     c = call.chunks
     row = call.row("gdn_solve_gradient")
     tiles = call.tiles(row)
-    shares = triton.cdiv(call.K, tiles["BKT"])
+    shares = ceil_div(call.K, tiles["BKT"])
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     d_gate = call.empty(k, shares, *k.shape[:2], call.HV, dtype=torch.float32)
     d_beta = torch.empty_like(d_gate)
@@ -378,7 +436,7 @@ def gate_gradient(
     dg = torch.empty(g.shape, dtype=torch.float32, device=g.device)
     dbeta = torch.empty_like(dg)
     if c.count * call.HV:
-        gate_gradient_kernel[(c.count * triton.cdiv(call.HV, heads),)](
+        gate_gradient_kernel[(c.count * ceil_div(call.HV, heads),)](
             d_outer, d_solve, d_beta, dg, dbeta, c.table, c.cu_seqlens, *call.shape(), c.tokens,
             OUTER_TILES=d_outer.shape[0], SOLVE_TILES=d_solve.shape[0], BH=heads, PACKED=c.packed,
             **row.options(),

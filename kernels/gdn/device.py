@@ -120,14 +120,18 @@ def matmul(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def divide_by_one(x, scale):
-    """x / scale rounded once, for a [1, 1] scale and |x| up to 448 times it.
+def divide_for_code(x, scale):
+    """x / scale, near enough to have the code of the rounded quotient; [1, 1] scale, |x| up to 448 times it.
 
-    The scale is brought into [1, 2) by a power of two and its reciprocal rounded once; the quotient is
-    corrected twice by its remainder, the second time from within an ulp, which rounds it as a division does
-    (Markstein, 1990). A quotient that is too small to matter may lose bits. A `div.rn` for each element costs
-    a branch and a call instead, and the registers that calls clobber. The interpreter rounds an fma twice, so
-    there this is a division.
+    The scale is brought into [1, 2) by a power of two and its reciprocal r rounded once; q = x r is corrected
+    once by its remainder, to q + (x - q d) r (Markstein, 1990). That is not always the rounded quotient, but
+    the two never lie on different sides of a tie t between codes, which has at most 8 significant bits. They
+    could only where x / d is next to the middle m of t and its neighbour. There, with q in [1, 2), q errs by
+    less than q d / 4 + 1/2 < 3/2 ulp, so by 1/2 ulp; then x - q d is exact; and x / d is further from m, by
+    2^-23 / d of that, than r errs, by at most 2^-25 d. A quotient too small to matter may lose bits.
+
+    A `div.rn` for each element costs a branch and a call, and the registers that calls clobber. The
+    interpreter rounds an fma twice, so there this is a division.
     """
     if INTERPRET:
         return divide(x, scale)
@@ -135,12 +139,11 @@ def divide_by_one(x, scale):
         power = (TWICE_BIAS - (magnitude_bits(scale) & INF_BITS)).to(tl.float32, bitcast=True)
         one_divisor = scale * power
         one_reciprocal = tl.math.div_rn(tl.full(scale.shape, 1.0, tl.float32), one_divisor)
-        divisor = tl.broadcast_to(one_divisor, x.shape)
+        minus_divisor = tl.broadcast_to(-one_divisor, x.shape)
         reciprocal = tl.broadcast_to(one_reciprocal, x.shape)
         dividend = x * power
         quotient = dividend * reciprocal
-        quotient = tl.fma(tl.fma(-quotient, divisor, dividend), reciprocal, quotient)
-        return tl.fma(tl.fma(-quotient, divisor, dividend), reciprocal, quotient)
+        return tl.fma(tl.fma(quotient, minus_divisor, dividend), reciprocal, quotient)
 
 
 @triton.jit
@@ -153,7 +156,7 @@ def amax_bits_of(x):
 def round_state(x, amax_bits, FMT: tl.constexpr, CONVERSION: tl.constexpr):
     """A 2-d fp32 tile rounded with the one scale of its group: the bits of `kernels.qdq.device.qdq_tile`."""
     scale = scale_of(amax_bits, FMT)
-    return round_code(divide_by_one(x, scale), FMT, CONVERSION) * scale
+    return round_code(divide_for_code(x, scale), FMT, CONVERSION) * scale
 
 
 @triton.jit

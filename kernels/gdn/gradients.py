@@ -52,6 +52,56 @@ def score_gradients(
     return dp, dp_transposed
 
 
+@triton.jit
+def score_products(
+    q, k, rows, n_rows, H, K: tl.constexpr, BKT: tl.constexpr, MMA: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Q K^T of a chunk."""
+    scores = tl.zeros((CHUNK, CHUNK), tl.float32)
+    for start in range(0, K, BKT):
+        part = start + tl.arange(0, BKT)
+        q_part = operand(load_tile(q, H * K, rows, part, n_rows, K), MMA)
+        k_part = operand(load_tile(k, H * K, rows, part, n_rows, K), MMA)
+        scores += matmul(q_part, tl.trans(k_part), PRECISION)
+    return scores
+
+
+@triton.jit
+def through_entry(
+    do, dv_new, states, rows, columns, n_rows, HV, K: tl.constexpr, V: tl.constexpr, BKT: tl.constexpr,
+    BV: tl.constexpr, MMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dO S^T and dV' S^T."""
+    dq_state = tl.zeros((CHUNK, BKT), tl.float32)
+    dw_tile = tl.zeros((CHUNK, BKT), tl.float32)
+    for start in range(0, V, BV):
+        channels = start + tl.arange(0, BV)
+        do_tile = operand(load_tile(do, HV * V, rows, channels, n_rows, V), MMA)
+        dv_tile = operand(load_tile(dv_new, HV * V, rows, channels, n_rows, V), MMA)
+        s = operand(load_tile(states, V, columns, channels, K, V), MMA)
+        dq_state += matmul(do_tile, tl.trans(s), PRECISION)
+        dw_tile += matmul(dv_tile, tl.trans(s), PRECISION)
+    return dq_state, dw_tile
+
+
+@triton.jit
+def through_exit(
+    v_new, states, d_states, rows, columns, n_rows, HV, K: tl.constexpr, V: tl.constexpr, BKT: tl.constexpr,
+    BV: tl.constexpr, MMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """V' dS'^T, and the row sums of S * dS'."""
+    dk_state = tl.zeros((CHUNK, BKT), tl.float32)
+    state_product = tl.zeros((BKT,), tl.float32)
+    for start in range(0, V, BV):
+        channels = start + tl.arange(0, BV)
+        v_tile = operand(load_tile(v_new, HV * V, rows, channels, n_rows, V), MMA)
+        s = load_tile(states, V, columns, channels, K, V)
+        ds = load_tile(d_states, V, columns, channels, K, V)
+        dk_state += matmul(v_tile, tl.trans(operand(ds, MMA)), PRECISION)
+        state_product += tl.sum(widen(s) * widen(ds), axis=1)
+    return dk_state, state_product
+
+
 @triton.jit(do_not_specialize=SCALARS)
 def outer_gradient_kernel(
     q, k, v_new, gate_sums, do, dv_new, states, d_states, dq, dk, dw, d_gate_sums, chunk_table, cu_seqlens,
@@ -69,65 +119,53 @@ def outer_gradient_kernel(
         return
     rows = tl.arange(0, CHUNK)
     columns = tile * BKT + tl.arange(0, BKT)
-    lower = (rows[:, None] >= rows[None, :]) & (rows < n_rows)[:, None]
-    upper = (rows[:, None] <= rows[None, :]) & (rows < n_rows)[None, :]
     key_offset = (first * H + key_head) * K
-    queries = load_tile(q + key_offset, H * K, rows, columns, n_rows, K)
-    keys = load_tile(k + key_offset, H * K, rows, columns, n_rows, K)
-    scores = tl.zeros((CHUNK, CHUNK), tl.float32)
-    if tile == 0:
-        for start in range(0, K, BKT):
-            part = start + tl.arange(0, BKT)
-            q_part = operand(load_tile(q + key_offset, H * K, rows, part, n_rows, K), MMA)
-            k_part = operand(load_tile(k + key_offset, H * K, rows, part, n_rows, K), MMA)
-            scores += matmul(q_part, tl.trans(k_part), PRECISION)
     dq_tile = tl.zeros((CHUNK, BKT), tl.float32)
     dk_tile = tl.zeros((CHUNK, BKT), tl.float32)
-    for member in range(bound(HV // H)):
+    # masks and offsets that are kept through this loop cost a hundred registers
+    for member in tl.range(0, bound(HV // H), num_stages=1, disable_licm=True):
         head = key_head * (HV // H) + member
         token_head = first * HV + head
+        values = token_head * V
+        state_offset = (chunk * HV + head) * (K * V)
         gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
         gate_last = tl.load(gate_sums + token_head + (n_rows - 1) * HV)
-        dp, dp_transposed = score_gradients(
-            do + token_head * V, v_new + token_head * V, rows, n_rows, HV, V, BV, MMA, PRECISION
-        )
-        dp *= scale * decay_between(gate[:, None], gate[None, :], lower)
-        dp_transposed *= scale * decay_between(gate[None, :], gate[:, None], upper)
-        m = dp * scores
-        d_gate = tl.sum(m, axis=1) - tl.sum(m, axis=0)
-        dq_member = matmul(operand(dp, MMA), operand(keys, MMA), PRECISION)
-        dk_member = matmul(operand(dp_transposed, MMA), operand(queries, MMA), PRECISION)
+        queries = load_tile(q + key_offset, H * K, rows, columns, n_rows, K)
+        keys = load_tile(k + key_offset, H * K, rows, columns, n_rows, K)
 
-        state_offset = (chunk * HV + head) * (K * V)
-        dq_state = tl.zeros((CHUNK, BKT), tl.float32)
-        dk_state = tl.zeros((CHUNK, BKT), tl.float32)
-        dw_tile = tl.zeros((CHUNK, BKT), tl.float32)
-        state_product = tl.zeros((BKT,), tl.float32)
-        for start in range(0, V, BV):
-            channels = start + tl.arange(0, BV)
-            do_tile = operand(load_tile(do + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
-            v_tile = operand(load_tile(v_new + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
-            dv_tile = operand(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
-            s = operand(load_tile(states + state_offset, V, columns, channels, K, V), MMA)
-            ds = operand(load_tile(d_states + state_offset, V, columns, channels, K, V), MMA)
-            dq_state += matmul(do_tile, tl.trans(s), PRECISION)
-            dk_state += matmul(v_tile, tl.trans(ds), PRECISION)
-            dw_tile += matmul(dv_tile, tl.trans(s), PRECISION)
-            state_product += tl.sum(s.to(tl.float32) * ds.to(tl.float32), axis=1)
+        dq_state, dw_tile = through_entry(
+            do + values, dv_new + values, states + state_offset, rows, columns, n_rows, HV,
+            K, V, BKT, BV, MMA, PRECISION,
+        )  # fmt: skip
         store_tile(dw + token_head * K, -dw_tile, HV * K, rows, columns, n_rows, K)
-        dk_state *= tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)[:, None]
         dq_state *= (scale * tl.exp(gate))[:, None]
-        dq_member += dq_state
-        dk_member += dk_state
-        d_gate += tl.sum(dq_state * widen(queries) - dk_state * widen(keys), axis=1)
-        through_keys = tl.sum(
-            dk_state * widen(keys)
-        )  # in one: Triton 3.6.0 fails on a sum of sums for SM 10.0
-        d_last = tl.exp(gate_last) * tl.sum(state_product, axis=0) + through_keys
-        d_gate += tl.where(rows == n_rows - 1, d_last, 0.0)
+        d_gate = tl.sum(dq_state * widen(queries), axis=1)
+        dq_tile += dq_state
+
+        dk_state, state_product = through_exit(
+            v_new + values, states + state_offset, d_states + state_offset, rows, columns, n_rows, HV,
+            K, V, BKT, BV, MMA, PRECISION,
+        )  # fmt: skip
+        dk_state *= tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)[:, None]
+        by_key = dk_state * widen(keys)
+        # in one: Triton 3.6.0 fails on a sum of sums for SM 10.0
+        d_last = tl.exp(gate_last) * tl.sum(state_product, axis=0) + tl.sum(by_key)
+        d_gate += tl.where(rows == n_rows - 1, d_last, 0.0) - tl.sum(by_key, axis=1)
+        dk_tile += dk_state
+
+        dp, dp_transposed = score_gradients(
+            do + values, v_new + values, rows, n_rows, HV, V, BV, MMA, PRECISION
+        )
+        upper = (rows[:, None] <= rows[None, :]) & (rows < n_rows)[None, :]
+        dp_transposed *= scale * decay_between(gate[None, :], gate[:, None], upper)
+        dk_tile += matmul(operand(dp_transposed, MMA), operand(queries, MMA), PRECISION)
+        lower = (rows[:, None] >= rows[None, :]) & (rows < n_rows)[:, None]
+        dp *= scale * decay_between(gate[:, None], gate[None, :], lower)
+        if tile == 0:
+            m = dp * score_products(q + key_offset, k + key_offset, rows, n_rows, H, K, BKT, MMA, PRECISION)
+            d_gate += tl.sum(m, axis=1) - tl.sum(m, axis=0)
+        dq_tile += matmul(operand(dp, MMA), operand(keys, MMA), PRECISION)
         share = d_gate_sums + tile.to(tl.int64) * n_tokens * HV + token_head
         tl.store(share + rows * HV, d_gate, mask=rows < n_rows)
-        dq_tile += dq_member
-        dk_tile += dk_member
     store_tile(dq + key_offset, dq_tile, H * K, rows, columns, n_rows, K)
     store_tile(dk + key_offset, dk_tile, H * K, rows, columns, n_rows, K)

@@ -35,8 +35,7 @@ SCALARS = ["T", "chunks_per_sequence", "H", "HV", "n_tokens"]
 @triton.jit
 def gradient_of_inverse(
     k, v, w_gradient, u_gradient, beta, beta_decay, rows, n_rows, H, HV,
-    K: tl.constexpr, V: tl.constexpr, BKT: tl.constexpr, BV: tl.constexpr,
-    MMA: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, STEP: tl.constexpr, MMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dX = dW (beta exp(G) K)^T + dU (beta V)^T.
 
@@ -44,18 +43,30 @@ def gradient_of_inverse(
     V = 128) come out wrong on SM 9.0 with Triton 3.6.0.
     """
     through_w = tl.zeros((CHUNK, CHUNK), tl.float32)
-    for start in range(0, K, BKT):
-        columns = start + tl.arange(0, BKT)
+    for start in range(0, K, STEP):
+        columns = start + tl.arange(0, STEP)
         keys = widen(load_tile(k, H * K, rows, columns, n_rows, K))
         dw_tile = operand(load_tile(w_gradient, HV * K, rows, columns, n_rows, K), MMA)
         through_w += matmul(dw_tile, tl.trans(operand(beta_decay[:, None] * keys, MMA)), PRECISION)
     through_u = tl.zeros((CHUNK, CHUNK), tl.float32)
-    for start in range(0, V, BV):
-        channels = start + tl.arange(0, BV)
+    for start in range(0, V, STEP):
+        channels = start + tl.arange(0, STEP)
         values = widen(load_tile(v, HV * V, rows, channels, n_rows, V))
         du_tile = operand(load_tile(u_gradient, HV * V, rows, channels, n_rows, V), MMA)
         through_u += matmul(du_tile, tl.trans(operand(beta[:, None] * values, MMA)), PRECISION)
     return through_w + through_u
+
+
+@triton.jit
+def key_products(
+    k, rows, n_rows, H, K: tl.constexpr, STEP: tl.constexpr, MMA: tl.constexpr, PRECISION: tl.constexpr
+):
+    """K K^T of a chunk."""
+    products = tl.zeros((CHUNK, CHUNK), tl.float32)
+    for start in range(0, K, STEP):
+        part = operand(load_tile(k, H * K, rows, start + tl.arange(0, STEP), n_rows, K), MMA)
+        products += matmul(part, tl.trans(part), PRECISION)
+    return products
 
 
 @triton.jit(do_not_specialize=SCALARS)
@@ -77,15 +88,13 @@ def solve_gradient_kernel(
     columns = tile * BKT + tl.arange(0, BKT)
     strictly_lower = (rows[:, None] > rows[None, :]) & (rows < n_rows)[:, None]
     key_offset = (first * H + key_head) * K
-    products = tl.zeros((CHUNK, CHUNK), tl.float32)
-    for start in range(0, K, BKT):
-        part = operand(load_tile(k + key_offset, H * K, rows, start + tl.arange(0, BKT), n_rows, K), MMA)
-        products += matmul(part, tl.trans(part), PRECISION)
+    step: tl.constexpr = BKT if BKT < CHUNK else CHUNK
     keys = load_tile(k + key_offset, H * K, rows, columns, n_rows, K)
     share_of_n = tl.where(tile == 0, 1.0, 0.0)
     dk_tile = widen(load_tile(dk_partial + key_offset, H * K, rows, columns, n_rows, K))
     e_sum = tl.zeros((CHUNK, CHUNK), tl.float32)
-    for member in range(bound(HV // H)):
+    # masks and offsets that are kept through this loop cost registers, and so do the products of the keys
+    for member in tl.range(0, bound(HV // H), num_stages=1, disable_licm=True):
         token_head = first * HV + key_head * (HV // H) + member
         b = load_vector(beta + token_head, HV, rows, n_rows)
         gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
@@ -96,13 +105,13 @@ def solve_gradient_kernel(
         x_transposed = operand(tl.load(inverse + token_head * CHUNK + x_offsets, mask=x_mask, other=0.0), MMA)
         dx = gradient_of_inverse(
             k + key_offset, v + token_head * V, dw + token_head * K, dv_new + token_head * V,
-            b, beta_decay, rows, n_rows, H, HV, K, V, BKT, BV, MMA, PRECISION,
+            b, beta_decay, rows, n_rows, H, HV, K, V, step, MMA, PRECISION,
         )  # fmt: skip
         dx = tl.where(strictly_lower, dx, 0.0)
         half = matmul(x_transposed, operand(dx, MMA), PRECISION)
         dl = -matmul(operand(half, MMA), x_transposed, PRECISION)
         e = dl * decay_between(gate[:, None], gate[None, :], strictly_lower)
-        n = e * products
+        n = e * key_products(k + key_offset, rows, n_rows, H, K, step, MMA, PRECISION)
         rows_of_n = share_of_n * tl.sum(n, axis=1)
         columns_of_n = share_of_n * tl.sum(n * b[:, None], axis=0)
         e_sum += e * b[:, None]

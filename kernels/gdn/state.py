@@ -121,7 +121,8 @@ def state_pass_kernel(
             amax_bits = tl.maximum(amax_bits, amax_bits_of(other))
             other = round_state(other, amax_bits, STATE_FORMAT, CONVERSION)
         s = round_state(s, amax_bits, STATE_FORMAT, CONVERSION)
-    for row in range(0, bound(length), CHUNK):
+    # offsets and masks that are kept through the loop spill
+    for row in tl.range(0, bound(length), CHUNK, disable_licm=True):
         n_rows = tl.minimum(length - row, CHUNK)
         s = advance(
             s, k, w, u, gate_sums, states, v_new, raw_states, rows, columns, channels, n_rows, H, HV, K, V,
@@ -158,10 +159,16 @@ def state_gradient_kernel(
     q, k, w, gate_sums, do, d_final_state, d_states, dv_new, d_initial_state, chunk_offsets, cu_seqlens,
     scale, T, chunks_per_sequence, H, HV, state_stride_k, state_stride_v,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    MMA: tl.constexpr, PRECISION: tl.constexpr,
+    MMA: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
     HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (sequences * HV * V tiles,). `dv_new` holds dV'_local and is completed; `d_states` is dS'."""
+    """Grid: (sequences * HV * V tiles,). `dv_new` holds dV'_local and is completed; `d_states` is dS'.
+
+    CHAINED is for 8 warps and bf16. The matrix unit adds both products to dS, which saves the registers of
+    two; two TF32 products chained like that came out wrong in another kernel. And K dS' is made in a branch,
+    which is always taken: where Triton sees a second product that depends on the first, it gives all 64 rows
+    to each half of the warps, and does the work twice.
+    """
     program = tl.program_id(0).to(tl.int64)
     tiles: tl.constexpr = (V + BV - 1) // BV
     tile, sequence_head = (program % tiles).to(tl.int32), program // tiles
@@ -180,7 +187,7 @@ def state_gradient_kernel(
         ds = load_state(
             d_final_state + sequence_head * (K * V), state_stride_k, state_stride_v, columns, channels, K, V
         )
-    for step in range(bound(n_chunks)):
+    for step in tl.range(0, bound(n_chunks), disable_licm=True):
         index = (n_chunks - 1 - step).to(tl.int64)
         row = start + index * CHUNK
         n_rows = tl.minimum(length - (n_chunks - 1 - step) * CHUNK, CHUNK)
@@ -191,15 +198,27 @@ def state_gradient_kernel(
         gate_last = tl.load(gate_sums + token_head + (n_rows - 1) * HV)
         to_end = tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)
         keys = operand(load_tile(k + key_head, H * K, rows, columns, n_rows, K), MMA)
-        dv = matmul(keys, operand(ds, MMA), PRECISION) * to_end[:, None]
+        if CHAINED:
+            dv = tl.zeros((CHUNK, BV), tl.float32)
+            if n_rows > 0:
+                dv = matmul(keys, operand(ds, MMA), PRECISION)
+        else:
+            dv = matmul(keys, operand(ds, MMA), PRECISION)
+        dv *= to_end[:, None]
         dv += widen(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V))
         store_tile(dv_new + token_head * V, dv, HV * V, rows, channels, n_rows, V)
         do_tile = widen(load_tile(do + token_head * V, HV * V, rows, channels, n_rows, V))
         do_scaled = operand(do_tile * (scale * tl.exp(gate))[:, None], MMA)
         queries = operand(load_tile(q + key_head, H * K, rows, columns, n_rows, K), MMA)
         w_tile = operand(load_tile(w + token_head * K, HV * K, rows, columns, n_rows, K), MMA)
-        through_output = matmul(tl.trans(queries), do_scaled, PRECISION)
-        ds = ds * tl.exp(gate_last) + (through_output - matmul(tl.trans(w_tile), operand(dv, MMA), PRECISION))
+        if CHAINED:
+            ds *= tl.exp(gate_last)
+            ds += matmul(tl.trans(queries), do_scaled, PRECISION)
+            ds += matmul(tl.trans(w_tile), operand(-dv, MMA), PRECISION)
+        else:
+            through_output = matmul(tl.trans(queries), do_scaled, PRECISION)
+            through_w = matmul(tl.trans(w_tile), operand(dv, MMA), PRECISION)
+            ds = ds * tl.exp(gate_last) + (through_output - through_w)
     if HAS_INITIAL:
         store_state(
             d_initial_state + sequence_head * (K * V), ds, state_stride_k, state_stride_v, columns, channels,
