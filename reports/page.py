@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -410,6 +410,7 @@ def surroundings(body: Body) -> dict[str, Any]:
     return {
         "environments": body.environments,
         "drift": figures.drift(body.environments),
+        "gpus": Counter(case.gpu for case in body.cases if case.gpu and case.verdict in EXECUTED),
         "fact_sections": list(by_section.items()),
         "cover_rows": figures.cover_rows(body.plan.covers),
         "launches": figures.launches(body.cases),

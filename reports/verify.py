@@ -257,6 +257,17 @@ def _skips(receipt: Receipt) -> Iterator[str]:
             yield f"{case.case_id}: {case.value_seen} meets {case.requirement}, and yet it was skipped"
 
 
+def _gpus(receipt: Receipt) -> Iterator[str]:
+    """Every case ran on a GPU whose environment is recorded. (Parts of a GPU go by names of their own.)"""
+    gpus = [e.gpu for e in receipt.body.environments if e.gpu.get("uuid")]
+    if not gpus or any(gpu.get("mig") == "True" for gpu in gpus):
+        return
+    known = {gpu["uuid"] for gpu in gpus}
+    for case in receipt.body.cases:
+        if case.gpu and case.gpu not in known:
+            yield f"{case.case_id} ran on {case.gpu}, which no recorded environment has"
+
+
 def _sm_number(text: str) -> int:
     major, _, minor = text.partition(".")
     return int(major) * 10 + int(minor or 0) if major.isdecimal() and (minor or "0").isdecimal() else 0
@@ -317,6 +328,7 @@ STEPS: Sequence[tuple[str, Callable[[Receipt], Iterator[str]]]] = (
     ("the cover, counted again", _cover),
     ("controls, wrong answers and skips follow from the cases", _parts),
     ("every skip holds", _skips),
+    ("every case ran on a recorded GPU", _gpus),
     ("waivers", _waivers),
     ("the verdict, derived again", _verdict),
 )

@@ -35,6 +35,8 @@ TENSORS = ("o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 METRICS = ("rel_l2", "worst_head_rel_l2", "worst_chunk_rel_l2", "max_over_scale")
 WRONG_ANSWERS = ("state_off", "w_off", "tile_of_64", "truncation", "gradient_through_rounding")
 TYPICAL_ERROR: Mapping[str, float] = {"bf16": 3.4e-3, "fp16": 5e-4, "fp32": 9e-4}
+GPU = "GPU-5a7c0e1f"
+
 GIVEN = "our subjects/kernels.py"
 """What the user wrote to name the subject."""
 
@@ -131,6 +133,7 @@ def case(
         duration_s=rng.lognormvariate(-2.5, 0.8),
         peak_memory_bytes=rng.randrange(2**20, 2**30),
         worker="gw0",
+        gpu=GPU,
     )
 
 
@@ -162,7 +165,7 @@ def environment(worker: str = "gw0", shard: int = 0, driver: str = "570.124.06")
         "worker": worker,
         "shard": shard,
         "gpu": {
-            "name": "NVIDIA H200", "uuid": "GPU-5a7c0e1f", "sm": "9.0", "memory": "143771 MiB",
+            "name": "NVIDIA H200", "uuid": GPU, "sm": "9.0", "memory": "143771 MiB",
             "driver": driver, "ecc": "on", "mig": "off", "clocks": "1980 MHz / 3201 MHz",
         },
         "software": {

@@ -138,6 +138,10 @@ def see_another_machine(body: dict[str, Any]) -> None:
     first(body, verdict="skipped")["value_seen"] = "80"
 
 
+def run_on_another_gpu(body: dict[str, Any]) -> None:
+    first(body, verdict="passed")["gpu"] = "GPU-0"
+
+
 def grant_more_skips(body: dict[str, Any]) -> None:
     body["skips"][0]["budget"] += 100
 
@@ -164,6 +168,7 @@ FORGERIES: list[Callable[[dict[str, Any]], None]] = [
     drop_the_proofs,
     skip_what_runs,
     see_another_machine,
+    run_on_another_gpu,
     grant_more_skips,
     name_another_profile,
     invent_a_key,
