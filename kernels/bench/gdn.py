@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import triton
 
-from kernels.bench.timing import interleaved_ms, summary_ms
+from kernels.bench.timing import interleaved_ms, recorded, summary_ms
 from kernels.gdn import LAUNCH_ROWS, chunk_gated_delta_rule
 from kernels.launch import force_launch_row, rows_of
 
@@ -287,6 +287,12 @@ def subjects(config: Config) -> Iterator[tuple[str, Callable[[], Op], dict[str, 
     yield "FLA Triton, unquantized", fla_op, {}, config
 
 
+PARTS = ("forward", "forward+backward", "forward with host", "forward+backward with host")
+"""What is timed: CUDA graphs that are replayed, so device time alone; and the calls as a user makes them."""
+
+NOT_TIMED = {"median_ms": float("nan")}
+
+
 def measure(config: Config, oracle: Op, repeats: int) -> list[dict[str, Any]]:
     """One dictionary for each subject on one shape: errors first, then times, interleaved, and memory."""
     results: list[dict[str, Any]] = []
@@ -305,13 +311,14 @@ def measure(config: Config, oracle: Op, repeats: int) -> list[dict[str, Any]]:
             row["peak_mib"] = peak_mib(parts["forward+backward"])
             if op is chunk_gated_delta_rule:
                 row["errors"] = errors(judged, oracle)
-            timed |= {f"{name}/{part}": call for part, call in parts.items()}
+            timed |= {f"{name}/{part} with host": call for part, call in parts.items()}
+            timed |= {f"{name}/{part}": recorded(call) for part, call in parts.items()}
         except Exception as error:  # noqa: BLE001  a subject that cannot run is a row that says so
             row["error"] = last_lines(error)
         torch.cuda.empty_cache()
     times = interleaved_ms(timed, repeats)
     for row in results:
-        for part in ("forward", "forward+backward"):
+        for part in PARTS:
             if (key := f"{row['subject']}/{part}") in times:
                 row[part] = summary_ms(times[key])
     return results
@@ -320,8 +327,8 @@ def measure(config: Config, oracle: Op, repeats: int) -> list[dict[str, Any]]:
 def table(results: list[dict[str, Any]]) -> str:
     """The results as text."""
     lines = [
-        f"{'shape':12} {'subject':26} {'forward ms':>10} {'fwd+bwd ms':>10} {'first s':>8} {'peak MiB':>9}  "
-        "worst"
+        f"{'shape':12} {'subject':26} {'forward ms':>10} {'fwd+bwd ms':>10} "
+        f"{'with host':>10} {'with host':>10} {'first s':>8} {'peak MiB':>9}  worst"
     ]
     for row in results:
         if "error" in row:
@@ -329,8 +336,9 @@ def table(results: list[dict[str, Any]]) -> str:
             continue
         worst = max(row.get("errors", {"-": float("nan")}).items(), key=lambda item: item[1])
         lines.append(
-            f"{row['shape']:12} {row['subject']:26} {row['forward']['median_ms']:10.3f} "
-            f"{row['forward+backward']['median_ms']:10.3f} {row['first_call_s']:8.1f} "
+            f"{row['shape']:12} {row['subject']:26} "
+            + "".join(f"{row.get(part, NOT_TIMED)['median_ms']:10.3f} " for part in PARTS)
+            + f"{row['first_call_s']:8.1f} "
             f"{row['peak_mib']:9.0f}  {worst[0]} {worst[1]:.1e}"
         )
     return "\n".join(lines)
