@@ -98,14 +98,16 @@ KERNELS = {
     ),
     "gdn_outer_gradient": Kernel(
         "gradients:outer_gradient_kernel",
-        "q:c k:c v_new:m gate_sums:f do:c dv_new:m states:m d_states:m dq:c dk:f dw:m d_gate_sums:f",
+        "q:c k:c v_new:m gate_sums:f do:c dv_new:m states:m d_states:m dq:c dk:f dw:m d_gate_sums:f "
+        "d_to_end:f",
     ),
     "gdn_solve_gradient": Kernel(
         "solve_gradient:solve_gradient_kernel",
         "k:c v:c beta:f gate_sums:f inverse:m dw:m dv_new:m dk_partial:f dk:c dv:c d_gate_sums:f d_beta:f",
     ),
     "gdn_gate_gradient": Kernel(
-        "solve_gradient:gate_gradient_kernel", "d_gate_outer:f d_gate_solve:f d_beta_shares:f dg:f dbeta:f"
+        "solve_gradient:gate_gradient_kernel",
+        "d_gate_outer:f d_to_end:f d_gate_solve:f d_beta_shares:f dg:f dbeta:f",
     ),
 }
 

@@ -344,10 +344,10 @@ def backward(
         dv_new = local_gradient(call, q, k, do, prepared.gate_sums)
         d_states, d_initial = state_gradient(call, q, k, do, prepared, dv_new, initial_state, dht)
         fork.join()
-        dq, dk_partial, dw, d_outer = outer_gradient(call, q, k, do, prepared, passed, dv_new, d_states)
-        dk, dv, d_solve, d_beta = solve_gradient(call, k, v, beta, prepared, dw, dv_new, dk_partial)
-        dg, dbeta = gate_gradient(call, g, beta, d_outer, d_solve, d_beta)
-    return Gradients(dq, dk, dv, dg, dbeta, d_initial)
+        outer = outer_gradient(call, q, k, do, prepared, passed, dv_new, d_states)
+        dk, dv, d_solve, d_beta = solve_gradient(call, k, v, beta, prepared, outer.w, dv_new, outer.k)
+        dg, dbeta = gate_gradient(call, g, beta, outer, d_solve, d_beta)
+    return Gradients(outer.q, dk, dv, dg, dbeta, d_initial)
 
 
 def local_gradient(call: Call, q: Tensor, k: Tensor, do: Tensor, gate_sums: Tensor) -> Tensor:
@@ -384,11 +384,23 @@ def state_gradient(
     return d_states, d_initial
 
 
+@dataclass(frozen=True)
+class Outer:
+    """dq, the part of dk that does not come through the solve (fp32), dW, and shares by K tile: of dG without
+    what goes to the end of the chunk, and of that."""
+
+    q: Tensor
+    k: Tensor
+    w: Tensor
+    gate: Tensor
+    to_end: Tensor
+
+
 def outer_gradient(
     call: Call, q: Tensor, k: Tensor, do: Tensor, prepared: Prepared, passed: StatePass, dv_new: Tensor,
     d_states: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, the part of dk that does not come through the solve (fp32), dW, and shares of dG by K tile."""
+) -> Outer:  # fmt: skip
+    """The gradients through the output and the state update."""
     c = call.chunks
     row = call.row("gdn_outer_gradient")
     tiles = call.tiles(row)
@@ -397,13 +409,14 @@ def outer_gradient(
     dk = torch.empty_like(k, dtype=torch.float32)
     dw = call.empty(k, *k.shape[:2], call.HV, call.K)
     d_gate = call.empty(k, shares, *k.shape[:2], call.HV, dtype=torch.float32)
+    to_end = torch.empty_like(d_gate)
     if c.count * call.H:
         outer_gradient_kernel[(c.count * call.H * shares,)](
             q, k, passed.v_new, prepared.gate_sums, do, dv_new, passed.states, d_states, dq, dk, dw, d_gate,
-            c.table, c.cu_seqlens, call.settings.scale, *call.shape(), c.tokens,
+            to_end, c.table, c.cu_seqlens, call.settings.scale, *call.shape(), c.tokens,
             **tiles, **call.constants(), **row.options(),
         )  # fmt: skip
-    return dq, dk, dw, d_gate
+    return Outer(dq, dk, dw, d_gate, to_end)
 
 
 def solve_gradient(
@@ -427,7 +440,7 @@ def solve_gradient(
 
 
 def gate_gradient(
-    call: Call, g: Tensor, beta: Tensor, d_outer: Tensor, d_solve: Tensor, d_beta: Tensor
+    call: Call, g: Tensor, beta: Tensor, outer: Outer, d_solve: Tensor, d_beta: Tensor
 ) -> tuple[Tensor, Tensor]:
     """dg and dbeta, each in the dtype of its input."""
     c = call.chunks
@@ -437,8 +450,8 @@ def gate_gradient(
     dbeta = torch.empty_like(dg)
     if c.count * call.HV:
         gate_gradient_kernel[(c.count * ceil_div(call.HV, heads),)](
-            d_outer, d_solve, d_beta, dg, dbeta, c.table, c.cu_seqlens, *call.shape(), c.tokens,
-            OUTER_TILES=d_outer.shape[0], SOLVE_TILES=d_solve.shape[0], BH=heads, PACKED=c.packed,
-            **row.options(),
+            outer.gate, outer.to_end, d_solve, d_beta, dg, dbeta, c.table, c.cu_seqlens, *call.shape(),
+            c.tokens, OUTER_TILES=outer.gate.shape[0], SOLVE_TILES=d_solve.shape[0], BH=heads,
+            PACKED=c.packed, **row.options(),
         )  # fmt: skip
     return dg.to(g.dtype), dbeta.to(beta.dtype)

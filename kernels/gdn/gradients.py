@@ -3,14 +3,15 @@
     dP = tril(scale exp(G_i - G_j) dO V'^T)
     dQ = scale exp(G) dO S^T + dP K                dK = exp(G_last - G) V' dS'^T + dP^T Q        dW = -dV' S^T
     M = dP * Q K^T
-    dG = rows(M) - columns(M) + q . scale exp(G) dO S^T - k . exp(G_last - G) V' dS'^T
-    dG_last += exp(G_last) <S, dS'> + sum(k . exp(G_last - G) V' dS'^T)
+    r = k . exp(G_last - G) V' dS'^T
+    dG = rows(M) - columns(M) + q . scale exp(G) dO S^T - r        dG_last += exp(G_last) <S, dS'> + sum(r)
 
 Most of M cancels between its row and its column sums, all of it under strong gates. So both are sums of one
 fp32 matrix: q . dP K - k . dP^T Q is the same for less work, and leaves the rounding of its operands behind.
 dP^T is made as V' dO^T, never as the transpose of an accumulator. A program takes one K tile and adds the
 value heads of its q/k head in order, so grouped heads need neither copies nor atomics. Each program stores
-its share of dG; the one of M is stored by the first.
+its share of dG without r, and of r: dg, the sum of dG from its token on, needs the r of the tokens before it,
+and would keep the rounding of all if the sum of all were taken back. The share of M is stored by the first.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -104,8 +105,8 @@ def through_exit(
 
 @triton.jit(do_not_specialize=SCALARS)
 def outer_gradient_kernel(
-    q, k, v_new, gate_sums, do, dv_new, states, d_states, dq, dk, dw, d_gate_sums, chunk_table, cu_seqlens,
-    scale, T, chunks_per_sequence, H, HV, n_tokens,
+    q, k, v_new, gate_sums, do, dv_new, states, d_states, dq, dk, dw, d_gate_sums, d_to_end, chunk_table,
+    cu_seqlens, scale, T, chunks_per_sequence, H, HV, n_tokens,
     K: tl.constexpr, V: tl.constexpr, BKT: tl.constexpr, BV: tl.constexpr,
     MMA: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -147,10 +148,9 @@ def outer_gradient_kernel(
             K, V, BKT, BV, MMA, PRECISION,
         )  # fmt: skip
         dk_state *= tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)[:, None]
-        by_key = dk_state * widen(keys)
-        # in one: Triton 3.6.0 fails on a sum of sums for SM 10.0
-        d_last = tl.exp(gate_last) * tl.sum(state_product, axis=0) + tl.sum(by_key)
-        d_gate += tl.where(rows == n_rows - 1, d_last, 0.0) - tl.sum(by_key, axis=1)
+        to_end = tl.sum(dk_state * widen(keys), axis=1)
+        d_last = tl.exp(gate_last) * tl.sum(state_product, axis=0)
+        d_gate += tl.where(rows == n_rows - 1, d_last, 0.0)
         dk_tile += dk_state
 
         dp, dp_transposed = score_gradients(
@@ -165,7 +165,8 @@ def outer_gradient_kernel(
             m = dp * score_products(q + key_offset, k + key_offset, rows, n_rows, H, K, BKT, MMA, PRECISION)
             d_gate += tl.sum(m, axis=1) - tl.sum(m, axis=0)
         dq_tile += matmul(operand(dp, MMA), operand(keys, MMA), PRECISION)
-        share = d_gate_sums + tile.to(tl.int64) * n_tokens * HV + token_head
-        tl.store(share + rows * HV, d_gate, mask=rows < n_rows)
+        share = tile.to(tl.int64) * n_tokens * HV + token_head
+        tl.store(d_gate_sums + share + rows * HV, d_gate, mask=rows < n_rows)
+        tl.store(d_to_end + share + rows * HV, to_end, mask=rows < n_rows)
     store_tile(dq + key_offset, dq_tile, H * K, rows, columns, n_rows, K)
     store_tile(dk + key_offset, dk_tile, H * K, rows, columns, n_rows, K)

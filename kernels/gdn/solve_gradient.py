@@ -139,11 +139,14 @@ def solve_gradient_kernel(
 
 @triton.jit(do_not_specialize=SCALARS)
 def gate_gradient_kernel(
-    d_gate_outer, d_gate_solve, d_beta_shares, dg, dbeta, chunk_table, cu_seqlens,
+    d_gate_outer, d_to_end, d_gate_solve, d_beta_shares, dg, dbeta, chunk_table, cu_seqlens,
     T, chunks_per_sequence, H, HV, n_tokens,
     OUTER_TILES: tl.constexpr, SOLVE_TILES: tl.constexpr, BH: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dg = reverse cumulative sum of dG inside the chunk; shares in order. Grid: (chunks * head blocks,)."""
+    """dg = sum of dG from a token on, and of r before it, inside the chunk. Grid: (chunks * head blocks,).
+
+    Shares are added in order.
+    """
     program = tl.program_id(0).to(tl.int64)
     blocks = (HV + BH - 1) // BH
     chunk, block = program // blocks, program % blocks
@@ -156,11 +159,15 @@ def gate_gradient_kernel(
     mask = (rows < n_rows)[:, None] & (heads < HV)[None, :]
     stride = n_tokens.to(tl.int64) * HV
     d_gate = tl.zeros((CHUNK, BH), tl.float32)
+    before = tl.zeros((CHUNK, BH), tl.float32)
     d_b = tl.zeros((CHUNK, BH), tl.float32)
     for tile in tl.static_range(OUTER_TILES):
         d_gate += tl.load(d_gate_outer + tile * stride + offsets, mask=mask, other=0.0)
+        earlier = mask & (rows > 0)[:, None]
+        before += tl.load(d_to_end + tile * stride + offsets - HV, mask=earlier, other=0.0)
     for tile in tl.static_range(SOLVE_TILES):
         d_gate += tl.load(d_gate_solve + tile * stride + offsets, mask=mask, other=0.0)
         d_b += tl.load(d_beta_shares + tile * stride + offsets, mask=mask, other=0.0)
-    tl.store(dg + offsets, tl.cumsum(d_gate, axis=0, reverse=True), mask=mask)
+    from_here = tl.cumsum(d_gate, axis=0, reverse=True)
+    tl.store(dg + offsets, from_here + tl.cumsum(before, axis=0), mask=mask)
     tl.store(dbeta + offsets, d_b, mask=mask)
