@@ -11,7 +11,8 @@ from typing import Any
 from kernels.adapters import megatron
 from kernels.adapters.attach import detach, policy_of
 from kernels.adapters.convert import supported_modules
-from kernels.policy import OFF, Resolved
+from kernels.policy import Resolved
+from kernels.quantizers import Sites
 from suites.megatron import model as models
 
 
@@ -74,13 +75,13 @@ class RoundsWhenOff(Adapter):
         return super().convert(model, {**config, "quant_cfg": [*config["quant_cfg"], state]}, verbose=verbose)
 
 
-class LastRankDoesNotRound(Adapter):
-    """Switches the sites off on the last of several ranks."""
+class LastRankLeavesTheState(Adapter):
+    """Switches the state site off on the last of several ranks."""
 
     def convert(self, model: Any, config: Mapping[str, Any], *, verbose: bool = True) -> Any:
-        """Converts the model; one rank forgets what it was told."""
+        """Converts the model; one rank forgets half of what it was told."""
         done = super().convert(model, config, verbose=verbose)
-        change_on_last_rank(model, lambda resolved: OFF)
+        change_on_last_rank(model, lambda resolved: replace(resolved, sites=Sites(None, resolved.sites.w)))
         return done
 
 
@@ -113,7 +114,7 @@ FAULTS: Mapping[str, tuple[str, Adapter]] = {
     "drops_rules": ("sites", DropsRules()),
     "forgets_on_restore": ("checkpoint", ForgetsOnRestore()),
     "rounds_when_off": ("off", RoundsWhenOff()),
-    "last_rank_does_not_round": ("parallel", LastRankDoesNotRound()),
+    "last_rank_leaves_the_state": ("parallel", LastRankLeavesTheState()),
     "last_rank_has_another_tile": ("parallel", LastRankHasAnotherTile()),
 }
 """Fault -> the scenario that must catch it, and the adapter that has it."""
@@ -127,6 +128,6 @@ AMONG_RANKS = tuple(name for name, (scenario, _) in FAULTS.items() if scenario =
     drops_rules,
     forgets_on_restore,
     rounds_when_off,
-    last_rank_does_not_round,
+    last_rank_leaves_the_state,
     last_rank_has_another_tile,
 ) = (adapter for _, adapter in FAULTS.values())

@@ -91,8 +91,12 @@ def trains(model: Any, data: models.Batch) -> Iterator[Finding]:
     """A step: finite gradients that reach every weight of a branch, and weights that move."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)  # more than a bf16 step of the largest weight
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    loss = models.loss_of(model, data)
-    loss.backward()
+    try:
+        loss = models.loss_of(model, data)
+        loss.backward()
+    except Exception as error:  # noqa: BLE001  a kernel that was left in place may refuse to train
+        yield holds("a step runs", False, f"{type(error).__name__}: {error!s:.200}")
+        return
     yield holds("the loss is finite", math.isfinite(float(loss.detach())), f"{float(loss.detach()):.5g}")
     for name, parameter in model.named_parameters():
         if "self_attention" in name:

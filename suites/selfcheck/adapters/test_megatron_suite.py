@@ -262,6 +262,24 @@ def test_off_is_judged_where_the_frameworks_own_backward_refuses(monkeypatch: py
 
 
 @pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("fault", ["wraps_nothing", "wraps_one_of_two"])
+def test_a_layer_left_to_a_kernel_that_refuses_to_train_is_caught(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def refusing(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, None]:
+        o, _ = chunk_gated_delta_rule(q, k, v)
+        if o.requires_grad:
+            raise RuntimeError("not on this GPU")
+        return o, None
+
+    refusing.__name__ = "chunk_gated_delta_rule"
+    monkeypatch.setattr(standins, "chunk_gated_delta_rule", refusing)
+    found = failing("sites", FAULTS[fault][1])
+    assert "a step runs" in found
+    assert any("the branch output changes" in what for what in found)
+
+
+@pytest.mark.usefixtures("stand_ins")
 def test_a_recompute_that_rounds_otherwise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failing("recompute", megatron, recompute="selective") == []
     assert failing("recompute", megatron, recompute="full") == ["the forward pass ran as often as asked"]
@@ -476,7 +494,7 @@ def test_cells_of_one_size_share_their_processes(ranks: Callable[..., Ranks]) ->
     assert control_of(caught) == (0.0, "caught by megatron.off: x")
     assert control_of(missed) == (1.0, "caught by nothing")
     checks.run(case("off", tp="2"), SUBJECT)
-    checks.control(case("controls", tp="2", fault="last_rank_does_not_round"), SUBJECT)
+    checks.control(case("controls", tp="2", fault="last_rank_leaves_the_state"), SUBJECT)
     assert len(started.asked) == 2
     assert "suites.megatron.faults:wraps_nothing" not in str(started.asked[1])
 
