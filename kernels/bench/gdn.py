@@ -411,6 +411,13 @@ def environment() -> dict[str, str]:
     }
 
 
+def write(folder: Path, results: list[dict[str, Any]]) -> None:
+    """The results as `gdn.json`, with the environment, and as `gdn.txt`."""
+    body = {"environment": environment(), "results": results}
+    (folder / "gdn.json").write_text(json.dumps(body, indent=1) + "\n")
+    (folder / "gdn.txt").write_text(table(results) + "\n")
+
+
 def named(reference: str) -> Op:
     """The function that `module:function` names."""
     module, _, function = reference.partition(":")
@@ -440,15 +447,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.rows:
         status |= sweep(oracle)
     if options.out is not None:
-        results = [
-            row for config in (whole(), packed_whole()) for row in measure(config, oracle, options.repeats)
-        ]
-        text = table(results)
         options.out.mkdir(parents=True, exist_ok=True)
-        body = {"environment": environment(), "results": results}
-        (options.out / "gdn.json").write_text(json.dumps(body, indent=1))
-        (options.out / "gdn.txt").write_text(text + "\n")
-        print(text)
+        results: list[dict[str, Any]] = []
+        for config in (whole(), packed_whole()):
+            results += measure(config, oracle, options.repeats)
+            write(options.out, results)  # tuning the next shape of FLA takes minutes
+        print(table(results))
         status |= any("error" in row and "FLA" not in row["subject"] for row in results)
     return int(status)
 

@@ -282,7 +282,7 @@ def test_the_gradient_of_a_factor_is_made_of_copies_only_where_asked() -> None:
     draw = torch.Generator().manual_seed(5)
     x, dy = (torch.randn(4, 300, dtype=torch.float64, generator=draw) for _ in range(2))
     factor = torch.rand(4, 1, dtype=torch.float64, generator=draw).requires_grad_()
-    found = []
+    found: list[Tensor] = []
     for copies in (False, True):
         y = Noisy(store="bf16", accumulate="exact", mode="nearest").scaled(factor, x, copies=copies)
         found += torch.autograd.grad(y, factor, dy)
