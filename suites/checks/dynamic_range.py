@@ -93,14 +93,17 @@ def _excluded(names: tuple[str, ...]) -> Comparison:
 
 
 def _large_state(problem: Problem) -> Problem:
-    """State elements of 2^17 in key channels that no query and no key looks at; dq and dk still fit in
-    fp16."""
+    """State elements of 2^17 in key channels that no query and no key looks at.
+
+    Incoming gradients are so small that dq and dk fit in fp16 with room for what an implementation makes on
+    the way, such as the gradient of a q that was scaled before: K^0.5 times as large.
+    """
     assert problem.initial_state is not None
     state = problem.initial_state.clone()
     state[:, :, :2] = torch.sign(state[:, :, :2]) * 2.0**17
     q, k = problem.q.clone(), problem.k.clone()
     q[..., :2], k[..., :2] = 0.0, 0.0
-    small = {n: None if x is None else x / 16 for n, x in (("do", problem.do), ("dht", problem.dht))}
+    small = {n: None if x is None else x / 256 for n, x in (("do", problem.do), ("dht", problem.dht))}
     return problem.with_(q=q, k=k, initial_state=state, **small)
 
 
