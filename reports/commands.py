@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,8 @@ import typer
 from qualify.errors import Exit
 from qualify.records import Overall
 from qualify.verdicts import EXITS
-from reports import changes, exports, gates, gating, history, merge, page, signing, text, verify
+from reports import changes, exports, gates, gating, history, identities, merge, page, signing, text, verify
+from reports.identities import Identity
 from reports.model import Receipt, load
 from reports.parts import write_file, write_receipt
 from reports.reading import ReceiptError
@@ -62,23 +63,31 @@ def verify_(
         Path | None, typer.Option("--envelope", help="The signature (default: the one beside it).")
     ] = None,
     key: KeyOption = None,
+    sigstore_identity: Annotated[
+        str, typer.Option("--sigstore-identity", help="Who must have signed, as sigstore certifies.")
+    ] = "",
+    sigstore_issuer: Annotated[
+        str, typer.Option("--sigstore-issuer", help="The URL of the OpenID issuer of that identity.")
+    ] = "",
     wheel: WheelOption = None,
 ) -> None:
     """Check a receipt offline: digests, schema, cover, the verdict derived again; with --key its signature.
 
+    With --sigstore-identity the signature is sigstore's, whose trust root needs the network.
     Exit code 0: it holds, whatever its verdict. 1: it does not.
     """
     path = _file(receipt)
+    trusted = _trusted(key or [], sigstore_identity, sigstore_issuer)
     if not path.is_file():
         raise ReceiptError(f"{path}: must be a receipt, got nothing; check the path")
     beside = path.with_name(ENVELOPE)
-    if envelope is None and (key or wheel):
+    if envelope is None and (trusted or wheel):
         envelope = beside
-    result = verify.verify(path, envelope, key or [], wheel or [])
+    result = verify.verify(path, envelope, trusted, wheel or [])
     for finding in result.findings:
         _say(f"{'ok     ' if finding.passed else 'FAILED '} {finding.step}: {finding.found}")
     if envelope is None:
-        _say("note    no signature was checked; give the public key that you trust with --key")
+        _say("note    no signature was checked; give whom you trust with --key or --sigstore-identity")
     if result.receipt is not None:
         _say(f"{'verified' if result.passed else 'NOT VERIFIED'}: {result.receipt.body.header.verdict}")
     raise typer.Exit(Exit.QUALIFIED if result.passed else Exit.NOT_QUALIFIED)
@@ -86,11 +95,16 @@ def verify_(
 
 def sign(
     receipt: ReceiptArgument,
-    key: Annotated[Path, typer.Option("--key", help="An ed25519 private key in PEM.")],
+    key: Annotated[Path | None, typer.Option("--key", help="An ed25519 private key in PEM.")] = None,
+    sigstore: Annotated[
+        bool, typer.Option("--sigstore", help="Sign as the identity that the CI runner offers, instead.")
+    ] = False,
     wheel: WheelOption = None,
     out: OutOption = None,
 ) -> None:
     """Sign a receipt: DSSE around an in-toto test result. A receipt that does not hold is refused."""
+    if (key is None) is not sigstore:
+        raise ReceiptError("who signs must be given once, by --key or by --sigstore; give one of the two")
     path = _file(receipt)
     result = verify.verify(path)
     wrong = [f"{f.step}: {f.found}" for f in result.findings if not f.passed]
@@ -238,6 +252,17 @@ def _file(path: Path) -> Path:
         return path
     plain, packed = path / "receipt.json", path / "receipt.json.gz"
     return packed if packed.is_file() and not plain.exists() else plain
+
+
+def _trusted(keys: Sequence[Path], identity: str, issuer: str) -> Sequence[Path] | Identity:
+    """Whom the caller trusts; without the extra an identity cannot be checked, and nothing begins."""
+    if not identity and not issuer:
+        return keys
+    trusted = Identity(identity, issuer)
+    if keys:
+        raise ReceiptError("one must be trusted, got a key and an identity; verify twice, once with each")
+    identities.require("sigstore.verify")
+    return trusted
 
 
 def _folder(path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Signatures over receipts: a DSSE envelope around an in-toto test-result statement, keys from files.
+"""Signatures over receipts: a DSSE envelope around an in-toto test-result statement, by a key or an identity.
 
 The statement (in-toto Statement v1, predicate `test-result/v0.1`) names what was tested as its subject and
 the receipt, by the digest of its file, as its configuration. It allows nothing that the receipt does not:
-only QUALIFIED is PASSED, waivers make it WARNED, everything else is FAILED. Needs the extra `sign`.
+only QUALIFIED is PASSED, waivers make it WARNED, everything else is FAILED. Keys come from files and need the
+extra `sign`; identities are sigstore's (`reports.identities`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qualify.canonical import canonical_bytes, digest, digest_bytes
 from qualify.records import FAILURES, Overall
+from reports import identities
+from reports.identities import Identity
 from reports.model import Receipt, SubjectFacts
 from reports.reading import ReceiptError, parse_json, read_bytes, short
 
@@ -31,6 +35,14 @@ RESULTS: Mapping[Overall, str] = {
     Overall.INCOMPLETE: "FAILED",
 }
 INSTALL = "pip install 'gdn-qualify[sign]'"
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A statement whose signature was verified, and who made that."""
+
+    statement: Mapping[str, Any]
+    by: str
 
 
 def make_key(private: Path, public: Path) -> None:
@@ -100,37 +112,41 @@ def subject_of(subject: SubjectFacts) -> dict[str, Any]:
     return {"name": name, "digest": digests}
 
 
-def sign(receipt: Receipt, key: Path, wheels: Sequence[Path] = ()) -> bytes:
+def sign(receipt: Receipt, key: Path | None, wheels: Sequence[Path] = ()) -> bytes:
     """The canonical JSON of a DSSE envelope around the statement about a receipt.
 
+    Args:
+        receipt: read from its file.
+        key: a private key; None signs by sigstore with the identity that the CI runner offers.
+        wheels: what is released.
+
     Raises:
-        ReceiptError: an unreadable key or wheel.
+        ReceiptError: an unreadable key or wheel; no identity, or no answer of sigstore.
     """
     digests = {wheel.name: digest_bytes(read_bytes(wheel, limit=2**32)) for wheel in wheels}
     envelope = _envelopes().Envelope(canonical_bytes(statement(receipt, digests)), PAYLOAD_TYPE, {})
-    envelope.sign(_private(key))
+    envelope.sign(_private(key) if key else identities.ambient())
     return canonical_bytes(envelope.to_dict()) + b"\n"
 
 
-def verify_envelope(path: Path, keys: Sequence[Path]) -> dict[str, Any]:
-    """The statement in an envelope that one of the keys signed.
+def verify_envelope(path: Path, trusted: Sequence[Path] | Identity) -> Signed:
+    """The statement in an envelope that one of the keys, or the identity, signed.
+
+    Args:
+        path: the envelope.
+        trusted: public keys, or an identity that sigstore certifies. A key never stands for an identity.
 
     Raises:
-        ReceiptError: no envelope, no statement of ours, or no signature of these keys.
+        ReceiptError: no envelope, no statement of ours, or no signature of whom is trusted.
     """
     data = read_bytes(path, MAX_ENVELOPE_BYTES)
     value = parse_json(data, str(path))
     envelope = _envelope(value, str(path))
-    if canonical_bytes(envelope.to_dict()) + b"\n" != data:
+    if canonical_bytes(envelope.to_dict()) + b"\n" != data or not _bare(envelope):
         raise ReceiptError(
             f"{path}: must be the canonical envelope that was written, got another text; it was edited"
         )
-    try:
-        envelope.verify([_public(key) for key in keys], 1)
-    except Exception as error:
-        raise ReceiptError(
-            f"{path}: no given key signed it ({short(error)}); check the key, or do not trust it"
-        ) from error
+    by = _signer(envelope, trusted, str(path))
     made = parse_json(envelope.payload, f"{path} (payload)")
     if (
         envelope.payload_type != PAYLOAD_TYPE
@@ -141,7 +157,7 @@ def verify_envelope(path: Path, keys: Sequence[Path]) -> dict[str, Any]:
         raise ReceiptError(
             f"{path}: must hold a test-result statement, got another payload; it signs something else"
         )
-    return made
+    return Signed(made, by)
 
 
 def agrees(made: Mapping[str, Any], receipt: Receipt, wheels: Mapping[str, str]) -> str:
@@ -162,6 +178,29 @@ def agrees(made: Mapping[str, Any], receipt: Receipt, wheels: Mapping[str, str])
         if {"sha256": _hex(value)} not in [s.get("digest") for s in subjects if isinstance(s, dict)]:
             return f"{name} is not what was signed for"
     return ""
+
+
+def _bare(envelope: Any) -> bool:
+    """Whether no signature has a field that nobody signed or checks."""
+    return all(
+        set(signature.unrecognized_fields) == ({identities.BUNDLE} if keyid == identities.KEYID else set())
+        for keyid, signature in envelope.signatures.items()
+    )
+
+
+def _signer(envelope: Any, trusted: Sequence[Path] | Identity, name: str) -> str:
+    """Who of the trusted signed an envelope."""
+    if isinstance(trusted, Identity):
+        identities.check(envelope, trusted, name)
+        return str(trusted)
+    try:
+        keys = [(path, _public(path)) for path in trusted]
+        accepted = envelope.verify([key for _, key in keys], 1)
+    except Exception as error:
+        raise ReceiptError(
+            f"{name}: no given key signed it ({short(error)}); check the key, or do not trust it"
+        ) from error
+    return ", ".join(path.name for path, key in keys if key.keyid in accepted)
 
 
 def _hex(value: str) -> str:

@@ -20,6 +20,7 @@ from qualify.skips import allowed
 from qualify.verdicts import of_comparisons
 from qualify.waivers import glob
 from reports import cover, rederive, schema, signing
+from reports.identities import Identity
 from reports.model import Body, Evidence, Receipt, check_envelope, from_json
 from reports.reading import ReceiptError, parse_json, read_bytes, read_packed_bytes, short, without_collector
 
@@ -50,14 +51,17 @@ class Verification:
 
 
 def verify(
-    path: Path, envelope: Path | None = None, keys: Sequence[Path] = (), wheels: Sequence[Path] = ()
+    path: Path,
+    envelope: Path | None = None,
+    trusted: Sequence[Path] | Identity = (),
+    wheels: Sequence[Path] = (),
 ) -> Verification:
     """Verifies a receipt and, when an envelope is given, its signature.
 
     Args:
         path: `receipt.json`.
         envelope: the DSSE envelope beside it.
-        keys: public keys that are trusted.
+        trusted: public keys, or an identity that sigstore certifies; the latter is not checked offline.
         wheels: what is about to be released; each must be what was signed for.
     """
     with without_collector():
@@ -68,7 +72,7 @@ def verify(
             findings.append(_finding(step, check, receipt))
         findings.append(_finding("files of the manifest", lambda r: _manifest(r, path.parent), receipt))
         if envelope is not None:
-            findings.append(_signature(receipt, envelope, keys, wheels))
+            findings.append(_signature(receipt, envelope, trusted, wheels))
     return Verification(receipt, tuple(findings))
 
 
@@ -346,17 +350,21 @@ def _manifest(receipt: Receipt, folder: Path) -> Iterator[str]:
             yield f"{name} was altered"
 
 
-def _signature(receipt: Receipt, envelope: Path, keys: Sequence[Path], wheels: Sequence[Path]) -> Finding:
+def _signature(
+    receipt: Receipt, envelope: Path, trusted: Sequence[Path] | Identity, wheels: Sequence[Path]
+) -> Finding:
     step = "the signature"
     try:
-        if not keys:
-            raise ReceiptError("a signature is worth a public key that you trust; give one with --key")
-        made = signing.verify_envelope(envelope, keys)
+        if not trusted:
+            raise ReceiptError(
+                "a signature is worth whom you trust; give a public key with --key or a --sigstore-identity"
+            )
+        made = signing.verify_envelope(envelope, trusted)
         digests = {wheel.name: digest_bytes(read_bytes(wheel, limit=2**32)) for wheel in wheels}
-        wrong = signing.agrees(made, receipt, digests)
+        wrong = signing.agrees(made.statement, receipt, digests)
     except ReceiptError as error:
         return Finding(step, False, str(error))
-    return Finding(step, not wrong, wrong or f"by {', '.join(key.name for key in keys)}, over this very file")
+    return Finding(step, not wrong, wrong or f"by {made.by}, over this very file")
 
 
 def disagreement(body: Body) -> str:
