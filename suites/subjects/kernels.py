@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kernels import launch
-from kernels.builds import BUILDS
 from kernels.gdn.op import chunk_gated_delta_rule
 from kernels.gdn.stages import stages
 from kernels.launch import force_launch_row, recorded_launches
@@ -20,9 +19,9 @@ CAPABILITIES = {
     "min_sm": 80,
 }
 LAUNCH_ROWS = tuple(row.name for row in launch.rows_of())
+BUILDS = ("kernels.qdq.builds", "kernels.gdn.builds")
 
 __all__ = [
-    "BUILDS",
     "chunk_gated_delta_rule",
     "force_launch_row",
     "qdq_state",

@@ -22,7 +22,6 @@ from kernels.gdn.launch_table import LAUNCH_ROWS
 from kernels.spills import SPILLS, Spill, allowance
 from qualify.receipt import compiled_row
 from qualify.records import CaseRecord, Verdict
-from qualify.subjects import load_subject, offers
 from qualify.verdicts import of_comparisons
 from suites.checks.compile_tier import TARGETS, judged
 from suites.subjects.kernels import LAUNCH_ROWS as ALL_ROWS
@@ -131,9 +130,3 @@ def test_records_are_used_while_nothing_changed_and_one_of_them_comes_out_again(
 
     write_records(path, [smallest, replace(marked, key="of another source")])
     assert {r.registers for r in compiled(path)} == {smallest.registers, largest.registers}
-
-
-def test_builds_are_a_subject_of_their_own() -> None:
-    alone = load_subject("kernels.builds", "kernels.builds")
-    assert offers(alone) == ("builds",)
-    assert alone.builds == load_subject("kernels", "suites.subjects.kernels").builds
