@@ -213,7 +213,7 @@ def fault(record: BuildRecord) -> str:
             f"a block must fit {record.shared_limit_bytes} B of shared memory, got {record.shared_bytes}; "
             f"take smaller tiles or fewer stages"
         )
-    allowed = allowance(record.row, record.sm)
+    allowed = allowance(record.row, record.sm, record.name)
     if record.stack_bytes > allowed.stack_bytes:
         return (
             f"a thread must not spill more than {allowed.stack_bytes} B, got {record.stack_bytes}; take "

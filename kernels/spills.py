@@ -19,12 +19,14 @@ class Spill:
         stack_bytes: the most stack of one thread, in any build of the row.
         because: why a launch that spills this much is taken.
         sm: smallest and largest SM, both included.
+        build: part of the name of the builds that the entry is for; empty: all of the row.
     """
 
     row: str
     stack_bytes: int
     because: str
     sm: tuple[int, int] = ANY_SM
+    build: str = ""
 
 
 SPILLS: tuple[Spill, ...] = (
@@ -57,12 +59,30 @@ SPILLS: tuple[Spill, ...] = (
         "a [256, 128] group in fp32 is 128 registers of each of 256 threads; only K = 256 takes this row",
     ),
     Spill("gdn_state_gradient:bf16-w4-s3", 8, "20 % faster on an H200 than two stages"),
+    Spill(
+        "gdn_state_gradient:bf16-w8",
+        464,
+        "a [256, 64] tile, its keys, queries and W: 168 B on SM 9.0; fewer columns were not tried",
+        build="K256",
+    ),
     Spill("gdn_state_gradient:bf16-w8", 40, "4 warps spill too with this tile"),
+    Spill(
+        "gdn_state_gradient:fp32-w4",
+        1544,
+        "a tile of 16 columns is the smallest that there is; 464 B on SM 9.0, most on SM 8.0",
+        build="K256",
+    ),
     Spill("gdn_state_gradient:fp32-w4", 128, "a tile of 16 columns is the smallest that there is"),
 )
 
 
-def allowance(row: str, sm: int) -> Spill:
-    """The first entry of the table for a row on an SM; nothing may be spilled where there is none."""
-    found = (spill for spill in SPILLS if spill.row == row and spill.sm[0] <= sm <= spill.sm[1])
+def allowance(row: str, sm: int, build: str) -> Spill:
+    """The first entry of the table for a build of a row on an SM; nothing may be spilled where there is none.
+
+    Args:
+        row: the launch row's name.
+        sm: 90 for SM 9.0.
+        build: the build's name.
+    """
+    found = (s for s in SPILLS if s.row == row and s.sm[0] <= sm <= s.sm[1] and s.build in build)
     return next(found, Spill(row, 0, "no spill is justified"))

@@ -46,7 +46,7 @@ def run(case: Case, subject: Subject) -> CheckOutput:
 
 def judged(record: BuildRecord) -> Comparison:
     """A build as a comparison; `derivation` starts with its conversion instructions and a semicolon."""
-    allowed, wrong = allowance(record.row, record.sm), fault(record)
+    allowed, wrong = allowance(record.row, record.sm, record.name), fault(record)
     launchable = record.launchable
     return Comparison(
         tensor=record.name,

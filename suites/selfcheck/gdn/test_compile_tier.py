@@ -96,7 +96,9 @@ def test_every_justified_spill_belongs_to_a_row_and_has_a_reason() -> None:
     assert {spill.row for spill in SPILLS} <= set(ALL_ROWS)
     assert all(spill.because and spill.stack_bytes > 0 for spill in SPILLS)
     for spill in SPILLS:
-        assert allowance(spill.row, spill.sm[0]) is spill, "an entry that is hidden by an earlier one"
+        assert allowance(spill.row, spill.sm[0], f"{spill.row}[{spill.build}]") is spill, (
+            "an entry that is hidden by an earlier one"
+        )
 
 
 def test_main_builds_hold_every_row_for_every_architecture_that_it_is_for() -> None:
