@@ -99,9 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     start, results = time.process_time(), []
     for seed in range(chosen.first, chosen.first + chosen.seeds):
-        for half, ask in (("control", controls), ("good", good)):
-            if chosen.only in (None, half):
-                for result in ask(seed, chosen.dtypes.split(",")):
+        for dtype in chosen.dtypes.split(","):  # both halves, while the evidence of a dtype is kept
+            for half, ask in (("control", controls), ("good", good)):
+                for result in ask(seed, [dtype]) if chosen.only in (None, half) else ():
                     results.append(result)
                     if not result.right:
                         print(_line(result), flush=True)
