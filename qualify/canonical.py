@@ -60,7 +60,9 @@ def _write(value: Any, put: Callable[[str], None], depth: int) -> None:
         put(leaf(value))
     elif depth == 0:
         raise ValueError(f"nesting must not exceed {MAX_DEPTH} levels, got more; flatten the value")
-    elif isinstance(value, Mapping):
+    elif type(value) is list:
+        _write_sequence(value, put, depth)
+    elif type(value) is dict or isinstance(value, Mapping):
         _write_mapping(value, put, depth)
     elif isinstance(value, str):
         put(_quote(str(value)))
@@ -89,8 +91,12 @@ def _write_mapping(value: Mapping[str, Any], put: Callable[[str], None], depth: 
 def _write_sequence(value: Sequence[Any], put: Callable[[str], None], depth: int) -> None:
     opening = "["
     for item in value:
-        put(opening)
-        _write(item, put, depth - 1)
+        leaf = _LEAVES.get(type(item))
+        if leaf is not None:
+            put(opening + leaf(item))
+        else:
+            put(opening)
+            _write(item, put, depth - 1)
         opening = ","
     put("]" if value else "[]")
 

@@ -6,14 +6,13 @@ receipt of a newer schema is refused rather than half understood.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qualify.axes import SkipBudget
-from qualify.canonical import digest, digest_bytes
+from qualify.canonical import canonical_bytes, digest, digest_bytes
 from qualify.packing import SCHEMA, SCHEMA_VERSION, packed, unpacked
 from qualify.records import CaseRecord, Overall
 from qualify.tables import WrongAnswerRow
@@ -310,48 +309,65 @@ class Receipt:
     file_digest: str = ""
 
 
-TAIL = re.compile(
-    rb',"id":"(sha256:[0-9a-f]{64})","schema":"%b","schema_version":%d\}\n?$'
-    % (SCHEMA.encode(), SCHEMA_VERSION)
-)
-
-
 def load(path: Path) -> Receipt:
-    """The receipt in a file, which may be packed with gzip, with its id checked against its body.
-
-    Where the file is laid out as this project writes it, the id is held against the bytes of the body as they
-    stand; otherwise against its canonical form. (`verify` always does the latter.)
+    """The receipt in a file, which may be packed with gzip: canonical, its id that of its body.
 
     Raises:
-        ReceiptError: no receipt, a newer schema, a wrong type, or an id that is not the digest of the body.
+        ReceiptError: no receipt, a newer schema, a wrong type, an id that is not the digest of the body, or
+            other bytes than the canonical ones of what it holds.
     """
     data = read_packed_bytes(path)
     with without_collector():
-        value = parse_json(data, str(path))
-        tail = TAIL.search(data, max(0, len(data) - 200))
-        if tail and data.startswith(b'{"body":') and digest_bytes(data[8 : tail.start()]) == tail[1].decode():
-            body = check_envelope(value, str(path))
-            return _receipt(value["id"], body, str(path), digest_bytes(data))
-        return from_json(value, str(path), digest_bytes(data))
+        return from_json(parse_json(data, str(path)), str(path), data)
 
 
-def from_json(value: Any, name: str = "receipt", file_digest: str = "") -> Receipt:
+def from_json(value: Any, name: str = "receipt", data: bytes | None = None) -> Receipt:
     """The receipt in a parsed JSON value.
+
+    Args:
+        value: what was parsed.
+        name: of the file, for messages.
+        data: the bytes that it was parsed from, where they are a file's.
 
     Raises:
         ReceiptError: as `load`.
     """
     body = check_envelope(value, name)
     try:
-        actual = digest(body)
+        text = canonical_bytes(body)
     except (ValueError, TypeError) as error:
         raise ReceiptError(f"{name}: has no canonical form: {short(error)}") from error
+    actual = digest_bytes(text)
     if actual != value["id"]:
         raise ReceiptError(
             f"{name}: its id must be the digest of its body, got {short(value['id'])} for {actual}; "
             "it was edited"
         )
-    return _receipt(actual, body, name, file_digest)
+    if data is not None and data != (canonical := written(text)):
+        raise ReceiptError(
+            f"{name}: must be the canonical JSON of what it holds and one newline, got other bytes from "
+            f"byte {_first_difference(data, canonical)} on; it was edited or formatted: fetch it again"
+        )
+    return _receipt(actual, body, name, digest_bytes(data) if data is not None else "")
+
+
+def written(text: bytes) -> bytes:
+    """The bytes of the file of a receipt: canonical JSON (RFC 8785) and one newline.
+
+    Args:
+        text: the canonical JSON of the body, packed.
+    """
+    made = {"id": digest_bytes(text), "schema": SCHEMA, "schema_version": SCHEMA_VERSION}
+    return b'{"body":' + text + b"," + canonical_bytes(made)[1:] + b"\n"
+
+
+def _first_difference(a: bytes, b: bytes) -> int:
+    """The length of the longest common start, found by halves: the files may be large."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
 
 
 def _receipt(receipt_id: str, body: Mapping[str, Any], name: str, file_digest: str) -> Receipt:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from qualify.canonical import canonical_bytes, digest_bytes
-from qualify.packing import SCHEMA, SCHEMA_VERSION, packed
+from qualify.packing import packed
 from qualify.records import CaseRecord, Verdict, jsonable
 from qualify.skips import allowed
 from qualify.verdicts import Exclusion
-from reports.model import Body
+from reports.model import Body, written
 from reports.reading import ReceiptError, reader
 from reports.rederive import control_checks, excluded, restated, skip_tallies
 
@@ -91,10 +91,8 @@ def write_receipt(path: Path, body: Mapping[str, Any]) -> str:
         ReceiptError: the file cannot be written.
     """
     text = canonical_bytes(packed(body))
-    made = digest_bytes(text)
-    tail = canonical_bytes({"id": made, "schema": SCHEMA, "schema_version": SCHEMA_VERSION})
-    write_file(path, b'{"body":' + text + b"," + tail[1:] + b"\n")
-    return made
+    write_file(path, written(text))
+    return digest_bytes(text)
 
 
 def write_file(path: Path, data: bytes | str) -> None:

@@ -121,44 +121,49 @@ def short(value: object, limit: int = 120) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def expect(ok: bool, where: str, rule: str, value: object) -> None:
-    """Raises a ReceiptError that names place, rule and value unless `ok`."""
-    if not ok:
-        raise ReceiptError(
-            f"{where}: must be {rule}, got {short(repr(value))}; the file was edited or is foreign"
-        )
+def refused(where: str, rule: str, value: object) -> ReceiptError:
+    """The error that names place, rule and value."""
+    return ReceiptError(
+        f"{where}: must be {rule}, got {short(repr(value))}; the file was edited or is foreign"
+    )
 
 
 def read_text(value: Any, where: str) -> str:
     """A string."""
-    expect(type(value) is str, where, "text", value)
-    return value  # type: ignore[no-any-return]
+    if type(value) is not str:
+        raise refused(where, "text", value)
+    return value
 
 
 def read_integer(value: Any, where: str) -> int:
     """An integer (a boolean is none), or a float without a fraction."""
     if type(value) is float and value.is_integer():
         return int(value)
-    expect(type(value) is int, where, "an integer", value)
-    return value  # type: ignore[no-any-return]
+    if type(value) is not int:
+        raise refused(where, "an integer", value)
+    return value
 
 
 def read_boolean(value: Any, where: str) -> bool:
     """True or False."""
-    expect(type(value) is bool, where, "true or false", value)
-    return value  # type: ignore[no-any-return]
+    if type(value) is not bool:
+        raise refused(where, "true or false", value)
+    return value
 
 
 def read_number(value: Any, where: str) -> float:
     """A finite number, or one of the strings NaN, Infinity and -Infinity."""
     kind = type(value)
     if kind is float:
-        expect(math.isfinite(value), where, "a finite double", value)
+        if value - value != 0.0:
+            raise refused(where, "a finite double", value)
         return value  # type: ignore[no-any-return]
     if kind is int:
-        expect(abs(value) < 2**1023, where, "a finite double", "a huge integer")
+        if abs(value) >= 2**1023:
+            raise refused(where, "a finite double", "a huge integer")
         return float(value)
-    expect(kind is str and value in NONFINITE, where, "a number", value)
+    if kind is not str or value not in NONFINITE:
+        raise refused(where, "a number", value)
     return NONFINITE[value]
 
 
@@ -208,7 +213,8 @@ def _optional(inner: Reader) -> Reader:
 
 def _sequence(inner: Reader) -> Reader:
     def read(value: Any, where: str) -> tuple[Any, ...]:
-        expect(type(value) is list, where, "a list", value)
+        if type(value) is not list:
+            raise refused(where, "a list", value)
         return tuple([inner(item, where) for item in value])
 
     return read
@@ -216,7 +222,8 @@ def _sequence(inner: Reader) -> Reader:
 
 def _mapping(inner: Reader) -> Reader:
     def read(value: Any, where: str) -> Mapping[str, Any]:
-        expect(type(value) is dict, where, "an object", value)
+        if type(value) is not dict:
+            raise refused(where, "an object", value)
         return {key: inner(item, where) for key, item in value.items()}
 
     return read
@@ -226,7 +233,8 @@ def _choice(kind: type[StrEnum]) -> Reader:
     known = {str(member): member for member in kind}
 
     def read(value: Any, where: str) -> StrEnum:
-        expect(type(value) is str and value in known, where, f"one of {', '.join(known)}", value)
+        if type(value) is not str or value not in known:
+            raise refused(where, f"one of {', '.join(known)}", value)
         return known[value]
 
     return read
@@ -246,7 +254,8 @@ def _record(kind: type) -> Reader:
     ]
 
     def read(value: Any, where: str) -> Any:
-        expect(type(value) is dict, where, "an object", value)
+        if type(value) is not dict:
+            raise refused(where, "an object", value)
         made: dict[str, Any] = {}
         for name, inner, required, place in columns:
             if name in value:

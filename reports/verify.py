@@ -21,7 +21,7 @@ from qualify.verdicts import of_comparisons
 from qualify.waivers import glob
 from reports import cover, rederive, schema, signing
 from reports.identities import Identity
-from reports.model import Body, Evidence, Receipt, check_envelope, from_json
+from reports.model import Body, Evidence, Receipt, from_json, written
 from reports.reading import ReceiptError, parse_json, read_bytes, read_packed_bytes, short, without_collector
 
 WITHOUT_COMPARISON = frozenset({Verdict.ERROR, Verdict.CRASH, Verdict.HANG})
@@ -78,18 +78,17 @@ def verify(
 
 def _opened(path: Path) -> tuple[Receipt | None, list[Finding]]:
     """The receipt read from its bytes, as far as that goes; held against the schema and its one text."""
-    step = "the file is a receipt whose id is the digest of its body"
+    step = "the file is canonical, byte for byte, and its id is the digest of its body"
     try:
         data = read_packed_bytes(path)
         value = parse_json(data, path.name)
-        check_envelope(value, path.name)
-        receipt = from_json(value, path.name, digest_bytes(data))
+        receipt = from_json(value, path.name, data)
     except ReceiptError as error:
         return None, [Finding(step, False, str(error))]
     return receipt, [
         Finding(step, True, receipt.id),
         _finding("the published schema allows it", lambda _: _schema(value), receipt),
-        _finding("the file is canonical, byte for byte", lambda r: _canonical(r, value, data), receipt),
+        _finding("nothing is said twice or in another order", lambda r: _said_once(r, data), receipt),
     ]
 
 
@@ -98,9 +97,9 @@ def _schema(value: Any) -> Iterator[str]:
     yield from ()
 
 
-def _canonical(receipt: Receipt, value: Mapping[str, Any], data: bytes) -> Iterator[str]:
+def _said_once(receipt: Receipt, data: bytes) -> Iterator[str]:
     """What the file means has one text: nothing is said twice, in another order or in other words."""
-    if canonical_bytes({**value, "body": packed(receipt.raw)}) + b"\n" != data:
+    if written(canonical_bytes(packed(receipt.raw))) != data:
         yield "another text with the same content"
 
 
