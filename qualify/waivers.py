@@ -1,4 +1,4 @@
-"""Waivers: documented exceptions that are re-judged on every run. Pure but for reading the file; no torch.
+"""Waivers: documented exceptions that are re-judged on every run. Pure; no torch.
 
 A waiver turns a failing case into a waived one, and nothing else. It is red itself when it has expired, when
 no executed case matches it, and when a case that it covers passes: an exception that is no longer needed
@@ -8,22 +8,24 @@ hides the next fault.
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, timedelta
-from pathlib import Path
 from typing import Any
 
 from qualify.errors import UsageError
 from qualify.records import EXECUTED, FAILURES, CaseRecord, Verdict
+from qualify.toml_file import TomlFile, shown
 
-MAX_BYTES = 2**20
 MAX_DAYS = 366
 """A waiver lasts a year at most; then someone has to look again."""
 
 TEXTS = ("cases", "owner", "issue", "reason")
 OPTIONS = ("profile", "sm", "driver", "versions", "verdicts")
+DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+RESERVED = frozenset({"profile", "sm", "driver", "verdicts"})
+"""What no software may be called: a scope names these beside the software."""
+
 RELATIONS = {"<": (-1,), "<=": (-1, 0), "==": (0,), ">=": (0, 1), ">": (1,), "!=": (-1, 1)}
 
 
@@ -86,25 +88,20 @@ class WaiverResult:
         }
 
 
-def read_waivers(path: Path, today: date) -> tuple[Waiver, ...]:
-    """The waivers of a TOML file: an array of tables `[[waiver]]`.
+def waivers_in(file: TomlFile, today: date) -> tuple[Waiver, ...]:
+    """The waivers of a TOML file: an array of tables `[[waiver]]`, see `waivers.schema.json`.
+
+    A key that is there says something: what is empty is refused, since it would excuse more than it names.
 
     Raises:
-        UsageError: no such file, no TOML, an unknown or missing key, a wrong type, a term beyond a year.
+        UsageError: an unknown or missing key, a wrong type, an empty value, a term beyond a year.
     """
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{path} must be at most {MAX_BYTES} bytes, got {path.stat().st_size}; split it")
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} must be readable, got {error.strerror or error}; check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} must be TOML, got {str(error)[:200]}; mend it") from error
-    if set(document) - {"waiver"} or not isinstance(document.get("waiver", []), list):
-        raise UsageError(f"{path} must hold [[waiver]] tables alone, got {sorted(document)[:5]}; mend it")
-    return tuple(
-        _waiver(row, f"{path}, waiver {i}", today) for i, row in enumerate(document.get("waiver", []), 1)
-    )
+    rows = file.document.get("waiver", [])
+    if set(file.document) - {"waiver"} or not isinstance(rows, list):
+        raise UsageError(
+            f"{file.where} must hold [[waiver]] tables alone, got {shown(sorted(file.document))}; mend it"
+        )
+    return tuple(_waiver(row, f"{file.where}, waiver {i}", today) for i, row in enumerate(rows, 1))
 
 
 def _waiver(row: Any, where: str, today: date) -> Waiver:
@@ -112,63 +109,71 @@ def _waiver(row: Any, where: str, today: date) -> Waiver:
         raise UsageError(f"{where}: must be a table, got {type(row).__name__}; write [[waiver]]")
     unknown = sorted(set(row) - {*TEXTS, "expires", *OPTIONS})
     if unknown:
-        raise UsageError(
-            f"{where}: knows {', '.join((*TEXTS, 'expires', *OPTIONS))}, got {unknown[0]!r}; remove it"
-        )
-    for name in TEXTS:
-        if not isinstance(row.get(name), str) or not row[name].strip():
-            raise UsageError(f"{where}: must have {name} as text, got {row.get(name)!r}; say it")
-    if not row["cases"].replace("*", "").replace("?", "").strip():
-        raise UsageError(f"{where}: must name some cases, got {row['cases']!r}; narrow the pattern")
-    return Waiver(
-        **{name: row[name] for name in TEXTS},
-        expires=_expiry(row.get("expires"), where, today),
-        profile=_text(row, "profile", where),
-        sm=_versions(row.get("sm", ""), where),
-        driver=_versions(row.get("driver", ""), where),
-        versions=_software(row.get("versions", {}), where),
-        verdicts=_verdicts(row.get("verdicts", []), where),
-    )
+        known = ", ".join((*TEXTS, "expires", *OPTIONS))
+        raise UsageError(f"{where}: knows {known}, got {shown(unknown[0])!r}; remove it")
+    texts: dict[str, Any] = {name: _text(row.get(name), name, where) for name in TEXTS}
+    if not texts["cases"].replace("*", "").replace("?", "").strip():
+        raise UsageError(f"{where}: must name some cases, got {shown(row['cases'])!r}; narrow the pattern")
+    read = {name: read(row[name], name, where) for name, read in READ.items() if name in row}
+    return Waiver(**texts, expires=_expiry(row.get("expires"), where, today), **read)
 
 
 def _expiry(value: Any, where: str, today: date) -> date:
     try:
-        day = value if type(value) is date else date.fromisoformat(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{where}: expires must be a day like 2027-01-31, got {value!r}; set one") from None
+        text = value if isinstance(value, str) and DAY.fullmatch(value) else ""
+        day = value if type(value) is date else date.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"{where}: expires must be a day like 2027-01-31, got {shown(value)}; set one"
+        ) from None
     if day > today + timedelta(days=MAX_DAYS):
         raise UsageError(f"{where}: must expire within {MAX_DAYS} days, got {day}; choose an earlier day")
     return day
 
 
-def _text(row: Mapping[str, Any], name: str, where: str) -> str:
-    value = row.get(name, "")
-    if not isinstance(value, str):
-        raise UsageError(f"{where}: {name} must be text, got {value!r}; quote it")
+def _text(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"{where}: must have {name} as text, got {shown(value)}; say it or leave it out")
     return value
 
 
-def _versions(value: Any, where: str) -> str:
-    if not isinstance(value, str) or any(not _clause(part) for part in value.split(",") if value):
-        raise UsageError(f"{where}: versions read like 9.0 or >=570,<580, got {value!r}; mend it")
+def _versions(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, str) or any(_clause(part) is None for part in value.split(",")):
+        raise UsageError(f"{where}: {name} must read like 9.0 or >=570,<580, got {shown(value)}; mend it")
     return value
 
 
-def _software(value: Any, where: str) -> dict[str, str]:
-    if not isinstance(value, dict):
+def _software(value: Any, name: str, where: str) -> dict[str, str]:
+    if not isinstance(value, dict) or not value or not RESERVED.isdisjoint(value):
         raise UsageError(
-            f"{where}: versions must be a table of software, got {value!r}; write versions.triton = ..."
+            f"{where}: versions must be a table of software, got {shown(value)}; write versions.triton = ..."
         )
-    return {name: _versions(spec, where) for name, spec in value.items()}
+    return {
+        software: _versions(spec, f"versions.{shown(software)}", where) for software, spec in value.items()
+    }
 
 
-def _verdicts(value: Any, where: str) -> tuple[Verdict, ...]:
+def _verdicts(value: Any, name: str, where: str) -> tuple[Verdict, ...]:
     known = {str(v): v for v in FAILURES - {Verdict.STALE_WAIVER}}
-    if not isinstance(value, list) or any(not isinstance(v, str) or v not in known for v in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or any(not isinstance(v, str) or v not in known for v in value)
+    ):
         raise UsageError(
-            f"{where}: verdicts must be among {', '.join(sorted(known))}, got {value!r}; mend it"
+            f"{where}: verdicts must be among {', '.join(sorted(known))}, got {shown(value)}; mend it"
         )
     return tuple(known[v] for v in value)
+
+
+READ: Mapping[str, Callable[[Any, str, str], Any]] = {
+    "profile": _text,
+    "sm": _versions,
+    "driver": _versions,
+    "versions": _software,
+    "verdicts": _verdicts,
+}
+"""How each optional key is read."""
 
 
 def apply_waivers(
@@ -266,12 +271,12 @@ def satisfies(seen: str, spec: str) -> bool:
 
 
 def _clause(part: str) -> tuple[str, tuple[int, ...]] | None:
-    match = re.fullmatch(r"\s*(<=|>=|==|!=|<|>|)\s*(\d{1,9}(?:\.\d{1,9})*)\s*", part)
+    match = re.fullmatch(r" *(<=|>=|==|!=|<|>|) *([0-9]{1,9}(?:\.[0-9]{1,9})*) *", part)
     return (match[1], _numbers(match[2])) if match else None
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d{1,9}(?:\.\d{1,9})*", version.partition("+")[0])
+    match = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", version.partition("+")[0])
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 

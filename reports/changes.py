@@ -57,6 +57,7 @@ def _moved(before: Body, after: Body) -> Iterator[Moved]:
     yield from _evidence(before, after)
     yield from _skip_budgets(before, after)
     yield from _waivers(before, after)
+    yield from _policy(before, after)
     yield from _subjects(before, after)
     yield from _environments(before, after)
     yield from _launches(both)
@@ -190,6 +191,12 @@ def _waivers(before: Body, after: Body) -> Iterator[Moved]:
         elif waiver.expires > old[key].expires:
             what = f"{waiver.pattern} ({waiver.issue})"
             yield Moved("waiver", what, f"until {old[key].expires}", f"until {waiver.expires}", True)
+
+
+def _policy(before: Body, after: Body) -> Iterator[Moved]:
+    a, b = before.policy, after.policy
+    if a and b and a.digest != b.digest:
+        yield Moved("policy", b.name, text.brief(a.digest), text.brief(b.digest), False)
 
 
 def _subjects(before: Body, after: Body) -> Iterator[Moved]:

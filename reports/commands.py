@@ -11,8 +11,9 @@ import typer
 
 from qualify.errors import Exit
 from qualify.records import Overall
+from qualify.toml_file import read_toml
 from qualify.verdicts import EXITS
-from reports import changes, exports, gates, gating, history, identities, merge, page, signing, text, verify
+from reports import changes, exports, gating, history, identities, merge, page, signing, text, verify
 from reports.identities import Identity
 from reports.model import Receipt, load
 from reports.parts import write_file, write_receipt
@@ -70,10 +71,17 @@ def verify_(
         str, typer.Option("--sigstore-issuer", help="The URL of the OpenID issuer of that identity.")
     ] = "",
     wheel: WheelOption = None,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", help="The policy that must have been applied, in TOML.")
+    ] = None,
+    waivers: Annotated[
+        Path | None, typer.Option("--waivers", help="The waivers that must have been applied, in TOML.")
+    ] = None,
 ) -> None:
     """Check a receipt offline: digests, schema, cover, the verdict derived again; with --key its signature.
 
-    With --sigstore-identity the signature is sigstore's, whose trust root needs the network.
+    With --policy and --waivers, that these very files were applied. With --sigstore-identity the signature
+    is sigstore's, whose trust root needs the network.
     Exit code 0: it holds, whatever its verdict. 1: it does not.
     """
     path = _file(receipt)
@@ -83,11 +91,21 @@ def verify_(
     beside = path.with_name(ENVELOPE)
     if envelope is None and (trusted or wheel):
         envelope = beside
-    result = verify.verify(path, envelope, trusted, wheel or [])
+    result = verify.verify(
+        path,
+        envelope,
+        trusted,
+        wheel or [],
+        policy=read_toml(policy) if policy else None,
+        waivers=read_toml(waivers) if waivers else None,
+    )
     for finding in result.findings:
         _say(f"{'ok     ' if finding.passed else 'FAILED '} {finding.step}: {finding.found}")
     if envelope is None:
         _say("note    no signature was checked; give whom you trust with --key or --sigstore-identity")
+    applied = result.receipt.body.policy if result.receipt else None
+    if applied and policy is None:
+        _say(f"note    {applied.name} ({applied.digest}) was applied; --policy holds your own file against it")
     if result.receipt is not None:
         _say(f"{'verified' if result.passed else 'NOT VERIFIED'}: {result.receipt.body.header.verdict}")
     raise typer.Exit(Exit.QUALIFIED if result.passed else Exit.NOT_QUALIFIED)
@@ -167,6 +185,12 @@ def gate(
     waivers: Annotated[
         Path | None, typer.Option("--waivers", help="Waivers to apply first, in TOML.")
     ] = None,
+    policy_digest: Annotated[
+        str, typer.Option("--policy-digest", help="What the policy's SHA-256 must be, as sha256:...")
+    ] = "",
+    waivers_digest: Annotated[
+        str, typer.Option("--waivers-digest", help="What that of the waivers must be, likewise.")
+    ] = "",
     out: OutOption = None,
     today: TodayOption = "",
 ) -> None:
@@ -176,9 +200,12 @@ def gate(
     """
     path = _file(receipt)
     day = _day(today)
-    rules = gates.read_policy(policy)
+    rules = read_toml(policy, policy_digest)
+    if waivers_digest and not waivers:
+        raise ReceiptError("--waivers-digest must go with a file, got none; name it with --waivers")
+    excused = read_toml(waivers, waivers_digest) if waivers else None
     found = load(path)
-    raw = gating.waived(found, waivers, day) if waivers else found.raw
+    raw = gating.waived(found, excused, day) if excused else found.raw
     earlier = load(_file(baseline)) if baseline else None
     body, results = gating.gated(raw, rules, earlier, found.id, day)
     target = out or path.with_name(path.name.removesuffix(".gz"))

@@ -22,20 +22,20 @@ verdict asks for a qualified one.
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any
 
+from qualify.canonical import MAX_EXACT_INTEGER
+from qualify.errors import UsageError
 from qualify.records import EXECUTED, CaseRecord, Overall, Verdict
+from qualify.toml_file import TomlFile, shown
 from reports import figures, text
 from reports.model import Body, ComparisonWithBaseline, Gate
-from reports.reading import ReceiptError, read_bytes, short
+from reports.reading import ReceiptError, short
 
-MAX_POLICY_BYTES = 2**20
 LOOSENING = ("budget loosened", "comparison vanished", "skip budget")
 GROWTH = ("error grew", "errors grew")
 LOSS = ("case vanished", "case verdict", "control", "wrong answer")
@@ -67,35 +67,38 @@ Rule = Callable[[Any, Scene], Iterator[Gate]]
 
 
 def apply_policy(policy: Mapping[str, Any], scene: Scene) -> list[Gate]:
-    """The result of every rule of a policy.
+    """The result of every rule of a policy, in the order of `RULES`.
 
     Raises:
         ReceiptError: a rule compares with a baseline and there is none.
     """
-    return [gate for name, argument in policy.items() for gate in RULES[name](argument, scene)]
+    return [gate for name, rule in RULES.items() if name in policy for gate in rule(policy[name], scene)]
 
 
-def read_policy(path: Path) -> dict[str, Any]:
-    """The rules of a policy file.
+def rules_in(file: TomlFile) -> dict[str, Any]:
+    """The rules of a policy file, see `policy.schema.json`.
 
     Raises:
-        ReceiptError: no such file, no TOML, an unknown rule, a wrong argument, or no rule at all.
+        UsageError: an unknown rule, a wrong argument, or no rule at all.
     """
-    try:
-        policy = tomllib.loads(read_bytes(path, MAX_POLICY_BYTES).decode("utf-8"))
-    except ReceiptError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise ReceiptError(f"{path}: must be TOML, got {short(error)}; mend it") from error
-    if not policy:
-        raise ReceiptError(f"{path}: must hold a rule, got none; a policy without rules gates nothing")
-    for name, argument in policy.items():
+    checked(file.document, file.where)
+    return {"verdict": [str(Overall.QUALIFIED), str(Overall.QUALIFIED_WITH_WAIVERS)], **file.document}
+
+
+def checked(rules: Mapping[str, Any], where: str) -> None:
+    """Refuses what is no policy.
+
+    Raises:
+        UsageError: as `rules_in`.
+    """
+    if not rules:
+        raise UsageError(f"{where} must hold a rule, got none; a policy without rules gates nothing")
+    for name, argument in rules.items():
         if name not in RULES:
-            raise ReceiptError(f"{path}: rules are {', '.join(RULES)}, got {short(name)}; mend it")
+            raise UsageError(f"{where}: rules are {', '.join(RULES)}, got {shown(name)!r}; mend it")
         wanted = ARGUMENTS[name]
         if not wanted.holds(argument):
-            raise ReceiptError(f"{path}: {name} must be {wanted.rule}, got {short(argument)}; mend it")
-    return {"verdict": [Overall.QUALIFIED, Overall.QUALIFIED_WITH_WAIVERS], **policy}
+            raise UsageError(f"{where}: {name} must be {wanted.rule}, got {shown(argument)}; mend it")
 
 
 @dataclass(frozen=True)
@@ -107,14 +110,18 @@ class Argument:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    whole = type(value) is int or (type(value) is float and value.is_integer())
+    return whole and 0 <= value <= MAX_EXACT_INTEGER
 
 
 def _is_levels(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(levels, dict) and levels and all(_is_count(n) for n in levels.values())
-        for levels in value.values()
+    return _is_table(value) and all(
+        _is_table(levels) and all(_is_count(n) for n in levels.values()) for levels in value.values()
     )
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value)
 
 
 VERDICTS = Argument(
@@ -139,18 +146,20 @@ def _max_margin(limit: Any, scene: Scene) -> Iterator[Gate]:
         if tight
         else ""
     )
-    yield Gate("max_margin", text.margin(worst), text.figure(limit), worst <= limit, where)
+    yield Gate("max_margin", text.margin(worst), text.figure(float(limit)), worst <= limit, where)
 
 
 def _max_waivers(limit: Any, scene: Scene) -> Iterator[Gate]:
     waived = sum(case.verdict is Verdict.WAIVED for case in scene.judged)
-    yield Gate("max_waivers", text.plural(waived, "waived case"), str(limit), waived <= limit)
+    yield Gate("max_waivers", text.plural(waived, "waived case"), text.count(int(limit)), waived <= limit)
 
 
 def _max_drift(limit: Any, scene: Scene) -> Iterator[Gate]:
     drift = figures.drift(scene.body.environments)
     names = ", ".join(fact.name for fact in drift[:6])
-    yield Gate("max_drift", text.plural(len(drift), "fact"), str(limit), len(drift) <= limit, names)
+    yield Gate(
+        "max_drift", text.plural(len(drift), "fact"), text.count(int(limit)), len(drift) <= limit, names
+    )
 
 
 def _subject_clean(_: Any, scene: Scene) -> Iterator[Gate]:
@@ -195,20 +204,23 @@ def _max_skipped_share(limit: Any, scene: Scene) -> Iterator[Gate]:
     idle = sum(case.verdict not in EXECUTED for case in cases)
     share = idle / len(cases) if cases else 1.0
     value = f"{share:.3f} ({idle:,} of {len(cases):,})"
-    yield Gate("max_skipped_share", value, text.figure(limit), share <= limit)
+    yield Gate("max_skipped_share", value, text.figure(float(limit)), share <= limit)
 
 
 def _by_level(name: str, executed: bool) -> Rule:
     def rule(axes: Any, scene: Scene) -> Iterator[Gate]:
-        for axis, levels in axes.items():
+        for axis, levels in sorted(axes.items()):
+            planned = Counter(figures.axis_value(case, axis) for case in scene.judged)
             found = Counter(
                 figures.axis_value(case, axis)
                 for case in scene.judged
                 if (case.verdict in EXECUTED) is executed
             )
-            for level, limit in levels.items():
-                passed = found[level] >= limit if executed else found[level] <= limit
-                yield Gate(f"{name} {axis}:{level}", f"{found[level]:,}", f"{limit:,}", passed)
+            for level, limit in sorted(levels.items()):
+                enough = found[level] >= limit if executed else found[level] <= limit
+                because = "" if planned[level] else "no planned case is on this level"
+                value, asked = text.count(found[level]), text.count(int(limit))
+                yield Gate(f"{name} {axis}:{level}", value, asked, enough and not because, because)
 
     return rule
 

@@ -14,7 +14,7 @@ from reports.parts import rebuilt
 from reports.reading import ReceiptError, reader, short, without_collector
 from reports.verify import plan_digest
 
-LATER = ("waivers", "gates", "comparison")
+LATER = ("waivers", "waiver_file", "gates", "policy", "comparison")
 
 
 def merge(paths: Sequence[Path]) -> dict[str, Any]:

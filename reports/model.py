@@ -241,6 +241,25 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class WaiverFile:
+    """The file that the waivers came from, by the digest of its bytes, and the day they were judged on."""
+
+    name: str
+    digest: str
+    day: str
+
+
+@dataclass(frozen=True)
+class PolicyFacts:
+    """The policy whose results the gates are: its file, the day it was applied on, and its rules."""
+
+    name: str
+    digest: str
+    day: str
+    rules: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Moved:
     """One thing that differs from an earlier receipt; `worse` things need an answer."""
 
@@ -288,7 +307,9 @@ class Body:
     discrimination: tuple[Discrimination, ...] = ()
     skips: tuple[Skip, ...] = ()
     waivers: tuple[WaiverFacts, ...] = ()
+    waiver_file: WaiverFile | None = None
     gates: tuple[Gate, ...] = ()
+    policy: PolicyFacts | None = None
     comparison: ComparisonWithBaseline | None = None
     compile_tier: tuple[Compiled, ...] = ()
     manifest: Mapping[str, str] = field(default_factory=dict)

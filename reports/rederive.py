@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import date
 from typing import Any
 
 from qualify.exclusions import OP, exclusions
-from qualify.records import CaseRecord, Overall
+from qualify.records import CaseRecord, Overall, Verdict
 from qualify.skips import SkipTally, overrun, tallies
 from qualify.verdicts import Exclusion, Judgement, SubjectOffer, judge
+from qualify.waivers import Waiver
 from reports.model import Body, Gate, Plan, WaiverFacts
 
 GOOD_WAIVER = "used"
@@ -52,6 +55,43 @@ def judgement(body: Body) -> Judgement:
         return base
     held = base.reasons if base.overall is Overall.NOT_QUALIFIED else ()
     return Judgement(Overall.NOT_QUALIFIED, (*held, *red))
+
+
+def waiver_of(row: WaiverFacts) -> Waiver:
+    """The waiver that a row of a receipt tells of.
+
+    Raises:
+        ValueError: a row of no waiver.
+    """
+    scope = dict(row.scope)
+    named = {name: scope.pop(name, "") for name in ("profile", "sm", "driver")}
+    verdicts = tuple(Verdict(name) for name in scope.pop("verdicts", "").split(", ") if name)
+    expires = date.fromisoformat(row.expires)
+    return Waiver(
+        row.pattern, row.owner, row.issue, row.reason, expires, **named, versions=scope, verdicts=verdicts
+    )
+
+
+def as_run(cases: Sequence[CaseRecord], waivers: Sequence[WaiverFacts]) -> list[CaseRecord]:
+    """The cases as they were before waivers were applied: a waived one says in its reason what it was.
+
+    Raises:
+        ValueError: a waived case whose reason none of the waivers gave.
+    """
+    return [_as_run(case, waivers) for case in cases]
+
+
+def _as_run(case: CaseRecord, waivers: Sequence[WaiverFacts]) -> CaseRecord:
+    if case.verdict is Verdict.STALE_WAIVER:
+        return replace(case, verdict=Verdict.PASSED, reason="")
+    if case.verdict is not Verdict.WAIVED:
+        return case
+    for waiver in waivers:
+        opening = f"waived by {waiver.owner} ({waiver.issue}): "
+        if case.reason.startswith(opening):
+            verdict, _, reason = case.reason.removeprefix(opening).partition(": ")
+            return replace(case, verdict=Verdict(verdict), reason=reason)
+    raise ValueError(f"{case.case_id} is waived by no waiver")
 
 
 def _red_waivers(waivers: Sequence[WaiverFacts]) -> list[str]:

@@ -77,6 +77,7 @@ def statement(receipt: Receipt, wheels: Mapping[str, str] | None = None) -> dict
         wheels: file name -> `sha256:` digest of what is released, named as the subject beside the commit.
     """
     header, cases = receipt.body.header, receipt.body.cases
+    rules = {"policy": receipt.body.policy, "waivers": receipt.body.waiver_file}
     return {
         "_type": STATEMENT_TYPE,
         "subject": [
@@ -97,6 +98,7 @@ def statement(receipt: Receipt, wheels: Mapping[str, str] | None = None) -> dict
                     },
                 },
                 {"name": "plan", "digest": {"sha256": _hex(receipt.body.plan.digest)}},
+                *({"name": n, "digest": {"sha256": _hex(file.digest)}} for n, file in rules.items() if file),
             ],
             "failedTests": [case.case_id for case in cases if case.verdict in FAILURES],
         },

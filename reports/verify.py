@@ -17,9 +17,10 @@ from qualify.canonical import canonical_bytes, digest, digest_bytes
 from qualify.packing import packed
 from qualify.records import EXECUTED, CaseRecord, Verdict
 from qualify.skips import allowed
+from qualify.toml_file import TomlFile
 from qualify.verdicts import of_comparisons
-from qualify.waivers import glob
-from reports import cover, rederive, schema, signing
+from qualify.waivers import waivers_in
+from reports import cover, gates, gating, rederive, schema, signing
 from reports.identities import Identity
 from reports.model import Body, Evidence, Receipt, from_json, written
 from reports.reading import ReceiptError, parse_json, read_bytes, read_packed_bytes, short, without_collector
@@ -55,6 +56,8 @@ def verify(
     envelope: Path | None = None,
     trusted: Sequence[Path] | Identity = (),
     wheels: Sequence[Path] = (),
+    policy: TomlFile | None = None,
+    waivers: TomlFile | None = None,
 ) -> Verification:
     """Verifies a receipt and, when an envelope is given, its signature.
 
@@ -63,6 +66,7 @@ def verify(
         envelope: the DSSE envelope beside it.
         trusted: public keys, or an identity that sigstore certifies; the latter is not checked offline.
         wheels: what is about to be released; each must be what was signed for.
+        policy, waivers: files that must be those that were applied.
     """
     with without_collector():
         receipt, findings = _opened(path)
@@ -70,6 +74,10 @@ def verify(
             return Verification(None, tuple(findings))
         for step, check in STEPS:
             findings.append(_finding(step, check, receipt))
+        if policy is not None:
+            findings.append(_finding("the policy given", lambda r: _is_policy(r, policy), receipt))
+        if waivers is not None:
+            findings.append(_finding("the waivers given", lambda r: _are_waivers(r, waivers), receipt))
         findings.append(_finding("files of the manifest", lambda r: _manifest(r, path.parent), receipt))
         if envelope is not None:
             findings.append(_signature(receipt, envelope, trusted, wheels))
@@ -286,32 +294,78 @@ def _meets(test: str, wanted: str, seen: str) -> bool:
 
 
 def _waivers(receipt: Receipt) -> Iterator[str]:
-    """Every waived case is covered by a waiver in force on the day of the run, and every waiver says so."""
+    """Waived and stale cases are what the recorded waivers make of the cases as they were run."""
     body = receipt.body
-    day = _day(body.header.time)
-    verdicts = {c.case_id: c.verdict for c in body.cases}
-    covered: set[str] = set()
-    for waiver in body.waivers:
-        if waiver.state == "used" and _day(waiver.expires) < day:
-            yield f"waiver {waiver.pattern} expired on {waiver.expires}"
-        for case_id in waiver.cases:
-            if not glob(waiver.pattern, case_id) or case_id not in verdicts:
-                yield f"waiver {waiver.pattern} does not cover {case_id}"
-            elif waiver.state == "used" and verdicts[case_id] is not Verdict.WAIVED:
-                yield f"waiver {waiver.pattern} is used for {case_id}, which is {verdicts[case_id]}"
-        if waiver.state == "used" and not waiver.cases:
-            yield f"waiver {waiver.pattern} is used for nothing"
-        if waiver.state == "used":
-            covered.update(waiver.cases)
-    yield from (
-        f"{case_id} is waived by no waiver"
-        for case_id, verdict in verdicts.items()
-        if verdict is Verdict.WAIVED and case_id not in covered
-    )
+    if body.waiver_file is None:
+        if body.waivers:
+            yield "waivers are recorded without the file that they came from"
+        touched = (Verdict.WAIVED, Verdict.STALE_WAIVER)
+        yield from (f"{c.case_id} is {c.verdict} by no waiver" for c in body.cases if c.verdict in touched)
+        return
+    day = date.fromisoformat(body.waiver_file.day)
+    if day < _day(body.header.time):
+        yield f"the waivers were judged on {day}, before the run"
+    run = rederive.as_run(body.cases, body.waivers)
+    records, results = gating.applied([rederive.waiver_of(w) for w in body.waivers], receipt, run, day)
+    for recorded, derived in zip(body.cases, records, strict=True):
+        if recorded != derived:
+            yield f"{recorded.case_id} is {recorded.verdict}, the waivers make it {derived.verdict}"
+    for waiver, result in zip(body.waivers, results, strict=False):
+        if (waiver.state, waiver.cases) != (result.state, result.cases):
+            yield f"waiver {waiver.pattern} is {waiver.state}, the cases make it {result.state}"
+    if len(results) != len(body.waivers):
+        yield "a waiver is recorded that belongs to another profile"
 
 
 def _day(text: str) -> date:
     return datetime.fromisoformat(text).date()
+
+
+def _gates(receipt: Receipt) -> Iterator[str]:
+    """The results of the recorded policy are those that follow from the rest."""
+    body = receipt.body
+    if body.policy is None:
+        if body.gates or body.comparison:
+            yield "results are recorded without the policy that they are of; gate again"
+        return
+    if date.fromisoformat(body.policy.day) < _day(body.header.time):
+        yield f"the policy was applied on {body.policy.day}, before the run"
+    derived = gating.results_of(body)
+    yield from (
+        f"{found.rule} is recorded as {found.value}, asked: {found.limit}; it does not follow"
+        for found in body.gates
+        if found not in derived
+    )
+    yield from (f"{gate.rule} is not recorded" for gate in derived if gate not in body.gates)
+    if len(body.gates) != len(derived):
+        yield f"{len(derived)} results follow, {len(body.gates)} are recorded"
+
+
+def _is_policy(receipt: Receipt, file: TomlFile) -> Iterator[str]:
+    """The file is the policy that was applied, by its digest and by its rules."""
+    found = receipt.body.policy
+    if found is None:
+        yield "no policy was applied"
+    elif found.digest != file.digest:
+        yield f"{found.name} with {found.digest} was applied, {file.name} has {file.digest}"
+    elif canonical_bytes(gates.rules_in(file)) != canonical_bytes(found.rules):
+        yield f"the recorded rules are not those of {file.name}"
+
+
+def _are_waivers(receipt: Receipt, file: TomlFile) -> Iterator[str]:
+    """The file holds the waivers that were applied, by its digest and row by row."""
+    body = receipt.body
+    found = body.waiver_file
+    if found is None:
+        yield "no waivers were applied"
+    elif found.digest != file.digest:
+        yield f"{found.name} with {found.digest} was applied, {file.name} has {file.digest}"
+    else:
+        own = [
+            w for w in waivers_in(file, date.fromisoformat(found.day)) if w.profile in ("", body.plan.profile)
+        ]
+        if own != [rederive.waiver_of(row) for row in body.waivers]:
+            yield f"the recorded waivers are not those of {file.name}"
 
 
 def _verdict(receipt: Receipt) -> Iterator[str]:
@@ -332,7 +386,8 @@ STEPS: Sequence[tuple[str, Callable[[Receipt], Iterator[str]]]] = (
     ("controls, wrong answers and skips follow from the cases", _parts),
     ("every skip holds", _skips),
     ("every case ran on a recorded GPU", _gpus),
-    ("waivers", _waivers),
+    ("waivers, applied again", _waivers),
+    ("the policy, applied again", _gates),
     ("the verdict, derived again", _verdict),
 )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Place = tuple[str | int, ...]
@@ -79,8 +81,49 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     return bytes(made)
 
 
+def respelled(data: bytes, rng: random.Random) -> bytes:
+    """JSON bytes that say the same in other words, or almost: space, escapes, numbers, order, keys twice."""
+    kind = rng.randrange(8)
+    if kind == 0:
+        return data + rng.choice((b"\n", b" ", b"\r\n", b"\t\n"))
+    if kind == 1:
+        return rng.choice((b" ", b"\n", b"\xef\xbb\xbf")) + data
+    if kind == 2:
+        return data.rstrip(b"\n")
+    if kind == 3:
+        return _at_one(data, rb"[,:\[{]", lambda m: m[0] + rng.choice((b" ", b"\n", b"\t")), rng)
+    if kind == 4:
+        return _at_one(data, rb"[A-Za-z0-9]", lambda m: b"\\u00%02x" % m[0][0], rng)
+    if kind == 5:
+        tails = (b".0", b"e0", b"E+0", b"0e-1", b".00")
+        return _at_one(data, rb"(?<=:)-?[0-9]+(?=[,}])", lambda m: m[0] + rng.choice(tails), rng)
+    value = json.loads(data)
+    holder = rng.choice(
+        [v for v in [value, *(get(value, p) for p in places(value))] if v and type(v) is dict]
+    )
+    first = next(iter(holder))
+    if kind == 6:
+        holder[first] = holder.pop(first)
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    own = json.dumps(holder, separators=(",", ":"), ensure_ascii=False).encode()
+    twice = b"{" + json.dumps(first).encode() + b":null," + own[1:]
+    return data.replace(own, twice, 1)
+
+
+def _at_one(
+    data: bytes, pattern: bytes, change: Callable[[re.Match[bytes]], bytes], rng: random.Random
+) -> bytes:
+    """Bytes in which one of the places that match is changed, if there is one."""
+    places = list(re.finditer(pattern, data))
+    if not places:
+        return data
+    found = rng.choice(places)
+    return data[: found.start()] + change(found) + data[found.end() :]
+
+
 PIECES = (
     b"1e999", b"NaN", b"-0.0", b"[" * 50, b"{" * 50, b'"', b"\\u0000", b"\xff", b"\n", b"[[waiver]]\n",
     b"= 2027-01-31",
     b"<script>alert(1)</script>", b"9" * 400, b"true", b"null", b"'''", b"*" * 60,
+    b"0x" + b"f" * 5000, b"a." * 400, b"\r", b"\xef\xbb\xbf", b"inf", b"\n[waiver.x]\n", b"\xd9\xa3",
 )  # fmt: skip

@@ -12,18 +12,20 @@ from typing import Any
 
 import pytest
 
+from qualify.errors import UsageError
 from qualify.packing import unpacked
 from qualify.records import Overall
+from qualify.toml_file import read_toml
 from reports import history, page
 from reports.changes import compare
-from reports.gates import read_policy
+from reports.gates import rules_in
 from reports.gating import gated, waived
 from reports.merge import merge
 from reports.model import Moved, from_json, seal
 from reports.parts import rebuilt
 from reports.reading import ReceiptError
 from reports.verify import verify
-from suites.selfcheck.reports import edits, synthetic
+from suites.selfcheck.reports import synthetic
 
 TODAY = date(2026, 11, 30)
 
@@ -232,7 +234,7 @@ def results(
     path = tmp_path / "policy.toml"
     path.write_text(policy)
     earlier = from_json(seal(baseline)) if baseline else None
-    _, gates = gated(body, read_policy(path), earlier, "sha256:x", TODAY)
+    _, gates = gated(body, read_toml(path), earlier, "sha256:x", TODAY)
     return {gate.rule: gate.passed for gate in gates}
 
 
@@ -250,6 +252,8 @@ def test_a_sound_receipt_passes_its_policy(sound_body: dict[str, Any], tmp_path:
         ("max_skipped_share = 0.1", "max_skipped_share"),
         ("min_executed.dtype.bf16 = 1000", "min_executed dtype:bf16"),
         ("min_executed.dtype.fp8 = 1", "min_executed dtype:fp8"),
+        ("min_executed.dtype.fp8 = 0", "min_executed dtype:fp8"),
+        ("max_skipped.sm.sm123 = 60", "max_skipped sm:sm123"),
         ('verdict = ["INCOMPLETE"]', "verdict"),
     ],
 )
@@ -257,7 +261,7 @@ def test_a_rule_that_is_broken_is_red_and_so_is_the_receipt(
     sound_body: dict[str, Any], tmp_path: Path, policy: str, rule: str
 ) -> None:
     (tmp_path / "p.toml").write_text(policy)
-    body, gates = gated(sound_body, read_policy(tmp_path / "p.toml"), None, "sha256:x", TODAY)
+    body, gates = gated(sound_body, read_toml(tmp_path / "p.toml"), None, "sha256:x", TODAY)
     assert [g.rule for g in gates if not g.passed] == [rule]
     assert body["header"]["verdict"] == "NOT_QUALIFIED"
     written = synthetic.write(tmp_path / "receipt.json", seal(body))
@@ -282,7 +286,7 @@ def test_loosened_budgets_and_lost_cases_break_the_rules_that_name_them(
 def test_gating_twice_judges_the_cases_and_not_the_gates(sound_body: dict[str, Any], tmp_path: Path) -> None:
     for policy, verdict in (("max_margin = 0.1", "NOT_QUALIFIED"), ("max_margin = 0.99", "QUALIFIED")):
         (tmp_path / "p.toml").write_text(policy)
-        body, _ = gated(sound_body, read_policy(tmp_path / "p.toml"), None, "sha256:x", TODAY)
+        body, _ = gated(sound_body, read_toml(tmp_path / "p.toml"), None, "sha256:x", TODAY)
         assert body["header"]["verdict"] == verdict
 
 
@@ -297,6 +301,10 @@ BAD_POLICIES = {
     'verdict = ["FINE"]': "QUALIFIED",
     "verdict = []": "QUALIFIED",
     "max_skipped.sm = 3": "axis.level",
+    "max_skipped = {}": "axis.level",
+    "max_skipped.sm = {}": "axis.level",
+    "max_waivers = 0x7fffffffffffffff": "count",
+    "max_waivers = 1.5": "count",
     "min_executed.dtype.bf16 = true": "axis.level",
     "a = [": "TOML",
 }
@@ -306,24 +314,13 @@ BAD_POLICIES = {
 def test_a_policy_that_cannot_be_meant_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(text)
-    with pytest.raises(ReceiptError, match=BAD_POLICIES[text]):
-        read_policy(path)
+    with pytest.raises(UsageError, match=BAD_POLICIES[text]):
+        rules_in(read_toml(path))
 
 
 def test_a_rule_without_its_baseline_is_refused(sound_body: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ReceiptError, match="--baseline"):
         results(sound_body, "no_loosening = true", tmp_path)
-
-
-def test_damaged_policies_never_crash_the_reader(tmp_path: Path) -> None:
-    rng = random.Random(5)
-    path = tmp_path / "policy.toml"
-    for _ in range(300):
-        path.write_bytes(edits.damaged(POLICY.encode(), rng))
-        try:
-            assert read_policy(path)
-        except ReceiptError as error:
-            assert "\n" not in str(error)  # noqa: PT017
 
 
 WAIVER = """
@@ -344,7 +341,7 @@ def test_waivers_lead_from_failure_to_qualified_with_waivers_and_hold(
     ids = [c.case_id for c in receipt.body.cases if c.verdict.startswith("failed")]
     path = tmp_path / "waivers.toml"
     path.write_text("\n".join(WAIVER.format(cases=i) for i in ids))
-    body = waived(receipt, path, TODAY)
+    body = waived(receipt, read_toml(path), TODAY)
     assert body["header"]["verdict"] == "QUALIFIED_WITH_WAIVERS"
     written = synthetic.write(tmp_path / "receipt.json", seal(body))
     assert [f.step for f in verify(written).findings if not f.passed] == []
@@ -356,7 +353,7 @@ def test_a_waiver_that_is_unused_or_stale_makes_the_run_red(
 ) -> None:
     path = tmp_path / "waivers.toml"
     path.write_text(WAIVER.format(cases=cases))
-    body = waived(sound_receipt, path, TODAY)
+    body = waived(sound_receipt, read_toml(path), TODAY)
     assert body["header"]["verdict"] == "NOT_QUALIFIED"
     written = synthetic.write(tmp_path / "receipt.json", seal(body))
     assert [f.step for f in verify(written).findings if not f.passed] == []
