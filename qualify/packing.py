@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from qualify.canonical import canonical_bytes, digest_bytes
 from qualify.case import case_of_id
 from qualify.records import Verdict, jsonable
 
@@ -112,6 +113,16 @@ def unpacked(body: Row) -> dict[str, Any]:
         for row in _listed(body.get("cases"), "cases")
     ]
     return whole
+
+
+def written(text: bytes) -> bytes:
+    """The bytes of the file of a receipt: canonical JSON (RFC 8785) and one newline.
+
+    Args:
+        text: the canonical JSON of the body, packed.
+    """
+    made = {"id": digest_bytes(text), "schema": SCHEMA, "schema_version": SCHEMA_VERSION}
+    return b'{"body":' + text + b"," + canonical_bytes(made)[1:] + b"\n"
 
 
 class _Table:

@@ -15,7 +15,7 @@ from qualify.canonical import canonical_bytes, digest
 from qualify.exclusions import OP, exclusions
 from qualify.execute import RECEIPT_NAME, in_shard, read_plan
 from qualify.log import LOG_NAME, Log, read_log
-from qualify.packing import SCHEMA, SCHEMA_VERSION, command_of, packed, unpacked
+from qualify.packing import SCHEMA, SCHEMA_VERSION, command_of, packed, unpacked, written
 from qualify.plan import Plan
 from qualify.records import CaseRecord, Comparison, Verdict, jsonable
 from qualify.skips import allowed, overrun, tallies
@@ -95,7 +95,7 @@ def write_receipt(folder: Path, receipt: Mapping[str, Any]) -> Path:
     """
     path = folder / RECEIPT_NAME
     draft = path.with_suffix(".json.part")
-    draft.write_bytes(canonical_bytes({**receipt, "body": packed(receipt["body"])}) + b"\n")
+    draft.write_bytes(written(canonical_bytes(packed(receipt["body"]))))
     return draft.replace(path)
 
 
@@ -313,15 +313,18 @@ def read_receipt_file(path: Path) -> dict[str, Any]:
     """A receipt as JSON with every case whole, for looking one up; `qualify verify` is what checks one.
 
     Raises:
-        UsageError: the file is no receipt.
+        UsageError: the file is no receipt, or not the canonical text of one.
     """
     from qualify.errors import UsageError
 
     try:
-        receipt = json.loads(path.read_text())
+        data = path.read_bytes()
+        receipt = json.loads(data)
         if (receipt["schema"], receipt["schema_version"]) != (SCHEMA, SCHEMA_VERSION):
             raise ValueError("another schema or another version of it")
+        if data != written(canonical_bytes(receipt["body"])):
+            raise ValueError("other bytes than the canonical ones: it was edited or formatted")
         receipt["body"] = unpacked(receipt["body"])
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise UsageError(f"{path} must be a receipt, got something else ({error}); check the path") from error
     return receipt  # type: ignore[no-any-return]

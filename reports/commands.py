@@ -105,7 +105,7 @@ def verify_(
         _say("note    no signature was checked; give whom you trust with --key or --sigstore-identity")
     applied = result.receipt.body.policy if result.receipt else None
     if applied and policy is None:
-        _say(f"note    {applied.name} ({applied.digest}) was applied; --policy holds your own file against it")
+        _say(f"note    {applied.name} ({applied.digest}) was applied; --policy compares it with yours")
     if result.receipt is not None:
         _say(f"{'verified' if result.passed else 'NOT VERIFIED'}: {result.receipt.body.header.verdict}")
     raise typer.Exit(Exit.QUALIFIED if result.passed else Exit.NOT_QUALIFIED)

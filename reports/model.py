@@ -13,7 +13,7 @@ from typing import Any
 
 from qualify.axes import SkipBudget
 from qualify.canonical import canonical_bytes, digest, digest_bytes
-from qualify.packing import SCHEMA, SCHEMA_VERSION, packed, unpacked
+from qualify.packing import SCHEMA, SCHEMA_VERSION, packed, unpacked, written
 from qualify.records import CaseRecord, Overall
 from qualify.tables import WrongAnswerRow
 from reports.reading import ReceiptError, parse_json, read_packed_bytes, reader, short, without_collector
@@ -370,16 +370,6 @@ def from_json(value: Any, name: str = "receipt", data: bytes | None = None) -> R
             f"byte {_first_difference(data, canonical)} on; it was edited or formatted: fetch it again"
         )
     return _receipt(actual, body, name, digest_bytes(data) if data is not None else "")
-
-
-def written(text: bytes) -> bytes:
-    """The bytes of the file of a receipt: canonical JSON (RFC 8785) and one newline.
-
-    Args:
-        text: the canonical JSON of the body, packed.
-    """
-    made = {"id": digest_bytes(text), "schema": SCHEMA, "schema_version": SCHEMA_VERSION}
-    return b'{"body":' + text + b"," + canonical_bytes(made)[1:] + b"\n"
 
 
 def _first_difference(a: bytes, b: bytes) -> int:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from qualify.canonical import canonical_bytes, digest_bytes
-from qualify.packing import packed
+from qualify.packing import packed, written
 from qualify.records import CaseRecord, Verdict, jsonable
 from qualify.skips import allowed
 from qualify.verdicts import Exclusion
-from reports.model import Body, written
+from reports.model import Body
 from reports.reading import ReceiptError, reader
 from reports.rederive import control_checks, excluded, restated, skip_tallies
 

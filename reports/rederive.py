@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 from qualify.exclusions import OP, exclusions
-from qualify.records import CaseRecord, Overall, Verdict
+from qualify.records import FAILURES, CaseRecord, Overall, Verdict
 from qualify.skips import SkipTally, overrun, tallies
 from qualify.verdicts import Exclusion, Judgement, SubjectOffer, judge
 from qualify.waivers import Waiver
@@ -75,23 +75,21 @@ def waiver_of(row: WaiverFacts) -> Waiver:
 def as_run(cases: Sequence[CaseRecord], waivers: Sequence[WaiverFacts]) -> list[CaseRecord]:
     """The cases as they were before waivers were applied: a waived one says in its reason what it was.
 
-    Raises:
-        ValueError: a waived case whose reason none of the waivers gave.
+    One whose reason none of the waivers gave stays waived.
     """
-    return [_as_run(case, waivers) for case in cases]
+    openings = [f"waived by {waiver.owner} ({waiver.issue}): " for waiver in waivers]
+    return [_as_run(case, openings) for case in cases]
 
 
-def _as_run(case: CaseRecord, waivers: Sequence[WaiverFacts]) -> CaseRecord:
+def _as_run(case: CaseRecord, openings: Sequence[str]) -> CaseRecord:
     if case.verdict is Verdict.STALE_WAIVER:
         return replace(case, verdict=Verdict.PASSED, reason="")
-    if case.verdict is not Verdict.WAIVED:
-        return case
-    for waiver in waivers:
-        opening = f"waived by {waiver.owner} ({waiver.issue}): "
-        if case.reason.startswith(opening):
+    if case.verdict is Verdict.WAIVED:
+        for opening in openings:
             verdict, _, reason = case.reason.removeprefix(opening).partition(": ")
-            return replace(case, verdict=Verdict(verdict), reason=reason)
-    raise ValueError(f"{case.case_id} is waived by no waiver")
+            if case.reason.startswith(opening) and verdict in FAILURES and reason:
+                return replace(case, verdict=Verdict(verdict), reason=reason)
+    return case
 
 
 def _red_waivers(waivers: Sequence[WaiverFacts]) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qualify.canonical import canonical_bytes, digest, digest_bytes
-from qualify.packing import packed
+from qualify.packing import packed, written
 from qualify.records import EXECUTED, CaseRecord, Verdict
 from qualify.skips import allowed
 from qualify.toml_file import TomlFile
@@ -22,7 +22,7 @@ from qualify.verdicts import of_comparisons
 from qualify.waivers import waivers_in
 from reports import cover, gates, gating, rederive, schema, signing
 from reports.identities import Identity
-from reports.model import Body, Evidence, Receipt, from_json, written
+from reports.model import Body, Evidence, Receipt, from_json
 from reports.reading import ReceiptError, parse_json, read_bytes, read_packed_bytes, short, without_collector
 
 WITHOUT_COMPARISON = frozenset({Verdict.ERROR, Verdict.CRASH, Verdict.HANG})
@@ -125,9 +125,9 @@ def _finding(step: str, check: Callable[[Receipt], Iterator[str]], receipt: Rece
 
 
 def _cases(receipt: Receipt) -> Iterator[str]:
-    """Each case has its own id, and its verdict is what its comparisons say."""
+    """Each case has its own id, and its verdict before any waiver is what its comparisons say."""
     seen: set[str] = set()
-    for case in receipt.body.cases:
+    for case in rederive.as_run(receipt.body.cases, receipt.body.waivers):
         if case.case_id in seen:
             yield f"{case.case_id} occurs twice"
         seen.add(case.case_id)
@@ -138,9 +138,7 @@ def _case(case: CaseRecord) -> Iterator[str]:
     expected = of_comparisons(case.comparisons)[0]
     if case.verdict in EXECUTED - WITHOUT_COMPARISON - {Verdict.WAIVED} and case.verdict is not expected:
         yield f"{case.case_id} is {case.verdict}, its comparisons say {expected}"
-    if case.verdict is Verdict.STALE_WAIVER and expected is not Verdict.PASSED:
-        yield f"{case.case_id} is {case.verdict}, its comparisons say {expected}"
-    if case.verdict not in EXECUTED and case.verdict is not Verdict.STALE_WAIVER and case.comparisons:
+    if case.verdict not in EXECUTED and case.comparisons:
         yield f"{case.case_id} is {case.verdict} and yet compared something"
 
 
@@ -306,6 +304,7 @@ def _waivers(receipt: Receipt) -> Iterator[str]:
     if day < _day(body.header.time):
         yield f"the waivers were judged on {day}, before the run"
     run = rederive.as_run(body.cases, body.waivers)
+    yield from (f"{c.case_id} is waived by no waiver" for c in run if c.verdict is Verdict.WAIVED)
     records, results = gating.applied([rederive.waiver_of(w) for w in body.waivers], receipt, run, day)
     for recorded, derived in zip(body.cases, records, strict=True):
         if recorded != derived:

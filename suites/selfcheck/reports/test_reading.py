@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from qualify.canonical import canonical_bytes, digest
+from qualify.errors import UsageError
 from qualify.packing import SCHEMA, SCHEMA_VERSION
+from qualify.receipt import read_receipt_file
 from reports.model import from_json, load, seal
 from reports.reading import MAX_BYTES, ReceiptError, parse_json, read_packed_bytes
 from reports.verify import verify
@@ -207,9 +209,60 @@ def test_a_number_beyond_double_precision_is_refused(sound: dict[str, Any], numb
         from_json(parse_json(text.encode(), "receipt"))
 
 
-def test_the_quick_way_of_reading_checks_the_id_too(tmp_path: Path, sound: dict[str, Any]) -> None:
+def test_an_edit_is_refused_by_the_id(tmp_path: Path, sound: dict[str, Any]) -> None:
     path = synthetic.write(tmp_path / "receipt.json", sound)
     assert load(path).id == sound["id"]
     path.write_bytes(path.read_bytes().replace(b'"profile":"h100"', b'"profile":"b200"', 1))
     with pytest.raises(ReceiptError, match="it was edited"):
         load(path)
+
+
+SAME_CONTENT: dict[str, Callable[[bytes], bytes]] = {
+    "indented": lambda data: json.dumps(json.loads(data), indent=1).encode() + b"\n",
+    "in another order": lambda data: (
+        json.dumps(
+            dict(reversed(json.loads(data).items())), separators=(",", ":"), ensure_ascii=False
+        ).encode()
+        + b"\n"
+    ),
+    "without its newline": lambda data: data[:-1],
+    "with two newlines": lambda data: data + b"\n",
+    "with a carriage return": lambda data: data[:-1] + b"\r\n",
+    "with a space": lambda data: data.replace(b":", b": ", 1),
+    "with an escape": lambda data: data.replace(b'"body"', b'"\\u0062ody"', 1),
+    "with a number in other words": lambda data: data.replace(b'"strength":1', b'"strength":1.0', 1),
+    "with an exponent": lambda data: data.replace(b'"duration_s":312.4', b'"duration_s":3.124e2', 1),
+    "with a mark of byte order": lambda data: b"\xef\xbb\xbf" + data,
+}
+
+
+@pytest.mark.parametrize("change", SAME_CONTENT)
+def test_the_same_content_in_other_bytes_is_refused(
+    tmp_path: Path, sound: dict[str, Any], change: str
+) -> None:
+    path = synthetic.write(tmp_path / "receipt.json", sound)
+    data = path.read_bytes()
+    path.write_bytes(SAME_CONTENT[change](data))
+    assert path.read_bytes() != data
+    with pytest.raises(ReceiptError, match=r"canonical JSON .* fetch it again|is not strict JSON"):
+        load(path)
+    assert not verify(path).passed
+    with pytest.raises(UsageError, match="must be a receipt"):
+        read_receipt_file(path)
+
+
+def test_the_first_other_byte_is_named(tmp_path: Path, sound: dict[str, Any]) -> None:
+    path = synthetic.write(tmp_path / "receipt.json", sound)
+    data = path.read_bytes()
+    for at in (1, data.index(b'"plan"'), len(data)):
+        path.write_bytes(data[:at] + b" " + data[at:])
+        with pytest.raises(ReceiptError, match=f"from byte {at} on"):
+            load(path)
+
+
+@pytest.mark.parametrize("data", [b"[" * 200_000, b"null", b"\xff", b'{"schema":"gdn-qualify/receipt"}'])
+def test_looking_a_case_up_in_a_foreign_file_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "receipt.json"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match="must be a receipt"):
+        read_receipt_file(path)
