@@ -103,9 +103,14 @@ def verify_(
         _say(f"{'ok     ' if finding.passed else 'FAILED '} {finding.step}: {finding.found}")
     if envelope is None:
         _say("note    no signature was checked; give whom you trust with --key or --sigstore-identity")
-    applied = result.receipt.body.policy if result.receipt else None
-    if applied and policy is None:
-        _say(f"note    {applied.name} ({applied.digest}) was applied; --policy compares it with yours")
+    if result.receipt is not None and policy is None:
+        applied = result.receipt.body.policy
+        what = (
+            f"{applied.name} ({applied.digest}) was applied; --policy compares it with yours"
+            if applied
+            else ""
+        )
+        _say(f"note    {what or 'no policy was applied; `qualify gate` applies one'}")
     if result.receipt is not None:
         _say(f"{'verified' if result.passed else 'NOT VERIFIED'}: {result.receipt.body.header.verdict}")
     raise typer.Exit(Exit.QUALIFIED if result.passed else Exit.NOT_QUALIFIED)

@@ -30,6 +30,7 @@ KEPT = frozenset(
         "digest",
         "time",
         "expires",
+        "day",
         "state",
         "requirement",
         "value_seen",
@@ -49,6 +50,7 @@ WAIVER = {
     "scope": {"driver": "1"},
     "cases": [],
 }
+FILE = {"name": "f.toml", "digest": "sha256:" + "0" * 64, "day": "2026-11-30"}
 MOVED = {"kind": "k", "what": "w", "before": "b", "after": "a", "worse": True}
 
 
@@ -57,6 +59,7 @@ def body() -> dict[str, Any]:
     made = json.loads(canonical_bytes(synthetic.receipt(24, failures=2, missed=1)["body"]))
     made["header"]["reasons"] = ["a reason"]
     made["waivers"] = [dict(WAIVER)]
+    made["waiver_file"], made["policy"] = dict(FILE), {**FILE, "rules": {"verdict": ["QUALIFIED"]}}
     made["gates"] = [{"rule": "r", "value": "v", "limit": "l", "passed": False, "because": "b"}]
     made["comparison"] = {"baseline_id": "b", "baseline_time": "t", "moved": [dict(MOVED)]}
     made["manifest"] = {"file": "x"}

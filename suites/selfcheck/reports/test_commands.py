@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from qualify.canonical import digest_bytes
 from reports import commands
 from reports.model import load
 from suites.selfcheck.reports import synthetic
@@ -103,6 +104,50 @@ def test_gate_stores_its_results_and_exits_by_them(app: typer.Typer, tmp_path: P
     assert code == 1
     assert load(tmp_path / "other.json").body.header.verdict == "NOT_QUALIFIED"
     assert load(folder / "receipt.json").body.header.verdict == "QUALIFIED"
+
+
+def test_a_policy_under_its_digest_is_that_policy_or_refused(app: typer.Typer, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    policy, waivers = tmp_path / "policy.toml", tmp_path / "waivers.toml"
+    policy.write_text("max_margin = 0.99\n")
+    waivers.write_text("# none\n")
+    pins = ["--policy-digest", digest_bytes(policy.read_bytes())]
+    pins += ["--waivers-digest", digest_bytes(waivers.read_bytes())]
+    line = ["gate", folder, "--policy", policy, "--waivers", waivers, *pins]
+    for file in (policy, waivers):
+        sound = file.read_bytes()
+        file.write_bytes(sound + b"\n")
+        code, said = call(app, *line)
+        assert code == 1
+        assert "must have the digest" in said
+        assert not load(folder / "receipt.json").body.gates
+        file.write_bytes(sound)
+    code, said = call(app, *line)
+    assert code == 0, said
+    code, said = call(app, "gate", folder, "--policy", policy, "--waivers-digest", pins[-1])
+    assert "--waivers" in said
+
+
+def test_verify_tells_whose_policy_it_was(app: typer.Typer, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    assert "no policy was applied" in call(app, "verify", folder)[1]
+    policy, other = tmp_path / "policy.toml", tmp_path / "other.toml"
+    policy.write_text("max_margin = 0.99\n")
+    other.write_text("max_margin = 0.999\n")
+    code, said = call(app, "verify", folder, "--policy", policy)
+    assert code == 1
+    assert "FAILED  the policy given: no policy was applied" in said
+    assert call(app, "gate", folder, "--policy", policy)[0] == 0
+    code, said = call(app, "verify", folder)
+    assert code == 0
+    assert digest_bytes(policy.read_bytes()) in said
+    assert call(app, "verify", folder, "--policy", policy)[0] == 0
+    code, said = call(app, "verify", folder, "--policy", other)
+    assert code == 1
+    assert digest_bytes(other.read_bytes()) in said
+    code, said = call(app, "verify", folder, "--policy", policy, "--waivers", other)
+    assert code == 1
+    assert "no waivers were applied" in said
 
 
 def test_history_and_export_write_what_they_are_asked_for(app: typer.Typer, tmp_path: Path) -> None:
