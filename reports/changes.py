@@ -15,6 +15,7 @@ from statistics import median
 from qualify.records import EXECUTED, FAILURES, CaseRecord, Comparison, Overall, Verdict
 from reports import figures, text
 from reports.model import Body, ComparisonWithBaseline, Moved, Receipt
+from reports.reading import without_collector
 
 GROWTH = math.log(1.25)
 """An error must at least have grown by a quarter."""
@@ -41,7 +42,8 @@ Family = tuple[str, str, str, str]
 
 def compare(before: Receipt, after: Receipt) -> ComparisonWithBaseline:
     """Everything that moved from one receipt to the next, the worse things first."""
-    moved = [*_moved(before.body, after.body)]
+    with without_collector():
+        moved = [*_moved(before.body, after.body)]
     moved.sort(key=lambda m: not m.worse)
     return ComparisonWithBaseline(before.id, before.body.header.time, tuple(moved[:MAX_ROWS]))
 
