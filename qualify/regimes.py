@@ -33,7 +33,7 @@ AXES: Mapping[str, Axis] = MappingProxyType(
     {
         "dtype": Axis(("fp32", "bf16", "fp16"), "each carrier has its own kernels and its own noise"),
         "grouping": Axis(
-            ("hv1", "hv2", "hv4", "hv8"), "value heads that share a q/k head are easily mixed up"
+            ("hv1", "hv2", "hv3", "hv4", "hv8"), "value heads that share a q/k head are easily mixed up"
         ),
         "block_v": Axis(
             ("64", "16", "32", "128"), "the state's scale belongs to a tile of this many columns"
@@ -93,7 +93,8 @@ AXES: Mapping[str, Axis] = MappingProxyType(
     }
 )
 
-_HEADS_OF = {"hv1": 2, "hv2": 4, "hv4": 8, "hv8": 16}  # HV; H is always 2, or a wrong head map could not show
+# value heads; there are always 2 of q and k, or a wrong head map could not show
+_HEADS_OF = {"hv1": 2, "hv2": 4, "hv3": 6, "hv4": 8, "hv8": 16}
 _GATE_SIZE = {"weak": 1e-4, "ordinary": 0.1, "strong": 20.0, "extreme": 90.0}
 
 

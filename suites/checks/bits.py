@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,14 +33,16 @@ class Exact:
     Attributes:
         problem: never handed to a subject itself.
         parts: the tensors that are judged, each with the part of it that is.
-        wrong: names of the wrong answers that it may exclude; None is all that apply.
         derivation: why there is no tolerance.
+        wrong: names of the wrong answers that it may exclude; None is all that apply.
+        room: by tensor, how far fp32 factors that are no powers of two may move each element.
     """
 
     problem: Problem
     parts: dict[str, Part | None]
     derivation: str
     wrong: tuple[str, ...] | None = None
+    room: Mapping[str, Tensor] = field(default_factory=dict)
     _answers: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     @cached_property
@@ -110,10 +112,22 @@ class Exact:
     def _compare(
         self, shown: str, name: str, target: Tensor, actual: object, layout: Layout | None
     ) -> Comparison:
-        excluded = tuple(w for w in self.candidates_kept if _differs(self.answer(w).get(name), target))
+        excluded = tuple(w for w in self.candidates_kept if self._differs(name, self.answer(w), target))
+        if name in self.room and isinstance(actual, Tensor) and not self._beyond(name, actual, target):
+            actual = target
         return compare_exact(
             shown, target, actual, layout=layout, derivation=self.derivation, excluded=excluded
         )
+
+    def _differs(self, name: str, answer: dict[str, Tensor], target: Tensor) -> bool:
+        return name in answer and self._beyond(name, answer[name], target)
+
+    def _beyond(self, name: str, x: Tensor, target: Tensor) -> bool:
+        """Whether any element is further from its target than the tensor's room, or of another kind."""
+        alike = (x.shape, x.dtype, x.device) == (target.shape, target.dtype, target.device)
+        if name not in self.room or not alike:
+            return not alike or not torch.equal(x, target)
+        return not bool(((x.double() - target.double()).abs() <= self.room[name]).all())
 
     @cached_property
     def candidates_kept(self) -> list[str]:
@@ -127,7 +141,9 @@ class Exact:
             return None
         for name in self.candidates_kept:
             answer = self.answer(name)
-            if actual.keys() == answer.keys() and all(torch.equal(answer[t], actual[t]) for t in actual):
+            if actual.keys() == answer.keys() and not any(
+                self._beyond(t, actual[t], answer[t]) for t in actual
+            ):
                 return name
         return None
 
@@ -137,10 +153,6 @@ def _taken(part: Part, actual: Tensor) -> object:
         return part(actual)
     except (RuntimeError, IndexError):
         return actual  # of a shape that has no such part: the comparison says so
-
-
-def _differs(answer: Tensor | None, target: Tensor) -> bool:
-    return answer is not None and not torch.equal(answer, target)
 
 
 def _named(comparison: Comparison, name: str | None) -> Comparison:

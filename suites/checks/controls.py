@@ -69,6 +69,8 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "qdq_w_gradient": Look("qdq.w_gradient"),
         "probe_state": Look("probe.state", {"block_v": "16"}),
         "probe_w": Look("probe.w"),
+        "probe_state_wide": Look("probe.state", {"heads": "256x16", "block_v": "16"}),
+        "probe_w_wide": Look("probe.w", {"heads": "128x128"}),
         "probe_write": Look("probe.write", {"block_v": "16"}),
         "decay": Look("probe.decay", {"packing": "batch"}),
         "exact": Look("op.exact", {"sites": "both", "grouping": "hv2", "length": "129"}),
@@ -79,6 +81,8 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "repeat": Look("op.repeat", _BOTH | {"checkpointing": "off"}),
         "checkpoint": Look("op.repeat", _BOTH | {"checkpointing": "on"}),
         "memory": Look("op.memory", _BOTH),
+        "calls": Look("op.calls", {"sites": "both", "packing": "docs"}),
+        "arguments": Look("op.arguments", {"sites": "both", "packing": "docs"}),
         "borders": Look("op.borders", _BOTH),
         "stages": Look("op.stages", _BOTH),
         "refusals": Look("op.refusals"),
@@ -109,6 +113,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "large_state": Look("op.dynamic_range", {"extreme": "large_state", "heads": "32x32"}),
         "tiny_dht": Look("op.dynamic_range", {"extreme": "tiny_dht_carried", "heads": "32x32"}),
         **{f"named_{part}": Look("op.named", {"part": str(part)}) for part in range(4)},
+        "long": Look("op.long"),
         "documents": Look("op.documents", {"blocks": "1025", "sites": "none"}),
     }
 )

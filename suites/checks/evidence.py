@@ -182,7 +182,7 @@ def evidence_for(
         members.append(_without_w(problem, _noisy(problem, arithmetic, "nearest", 1, store), semantics))
     tipped = Outcome({}) if smooth else tipped_run(problem, arithmetic)
     evidence = Evidence(problem, arithmetic, smooth, exact, {}, {}, {})
-    magnitudes = _gate_magnitudes(problem)
+    magnitudes = gate_magnitudes(problem)
     for name, tensor in exact.tensors.items():
         if tensor is None or tensor.numel() == 0:
             continue
@@ -338,7 +338,7 @@ def _split(outcome: Outcome, times: int) -> list[Outcome]:
     return [Outcome(part) for part in parts]
 
 
-def _gate_magnitudes(problem: Problem) -> dict[str, Tensor]:
+def gate_magnitudes(problem: Problem) -> dict[str, Tensor]:
     """How large rounding errors of the terms are that cancel in the gates' gradients, over their roundoff.
 
     n errors of random signs add up to their root mean square times the root of n: the sum of the magnitudes
@@ -487,6 +487,11 @@ def outcome_of(subject: Subject, problem: Problem) -> Outcome:
         WrongResultError: before the backward, when `o` or `final_state` is not what the contract returns.
         Whatever the subject raises.
     """
+    return run_op(checked_op(subject, problem), fresh(problem))
+
+
+def checked_op(subject: Subject, problem: Problem) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The subject's op for problems of one shape; raises WrongResultError when a result has another."""
     op = subject.chunk_gated_delta_rule
     assert op is not None
     states = problem.k.shape[0] if problem.cu_seqlens is None else len(problem.cu_seqlens) - 1
@@ -510,7 +515,7 @@ def outcome_of(subject: Subject, problem: Problem) -> Outcome:
             raise WrongResultError(wrong)
         return o, final
 
-    return run_op(checked, fresh(problem))
+    return checked
 
 
 def _described(found: object) -> str:
@@ -526,8 +531,8 @@ def judge(evidence: Evidence, outcome: Outcome, wrong_answers: Sequence[str] = (
         wrong_answers: names; those that change nothing on this problem are left out.
     """
     comparisons = []
-    for name, tensor in evidence.tensors().items():
-        comparisons.append(_judge_tensor(evidence, name, tensor, outcome[name]))
+    for name in evidence.tensors():
+        comparisons.append(judge_tensor(evidence, name, outcome[name]))
     whole = all(c.metric != "shape" and not c.nonfinite for c in comparisons)
     projections = evidence.projections(wrong_answers) if whole else []
     if projections:
@@ -537,9 +542,15 @@ def judge(evidence: Evidence, outcome: Outcome, wrong_answers: Sequence[str] = (
     return comparisons
 
 
-def _judge_tensor(
-    evidence: Evidence, name: str, expected_tensor: Tensor, actual: Tensor | None
-) -> Comparison:
+def judge_tensor(evidence: Evidence, name: str, actual: Tensor | None) -> Comparison:
+    """Holds one tensor against its budget.
+
+    Args:
+        evidence: of the problem that was run.
+        name: one of `evidence.tensors()`.
+        actual: the subject's; a gradient that is absent counts as zero.
+    """
+    expected_tensor = evidence.tensors()[name]
     problem, layout, dtype = evidence.problem, evidence.layouts[name], dtype_of(evidence.problem, name)
     if actual is None and not bool(expected_tensor.any()):
         actual = torch.zeros_like(expected_tensor, dtype=dtype)

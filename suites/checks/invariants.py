@@ -17,7 +17,7 @@ from qualify.problem import Outcome, Problem, run_op
 from qualify.records import Comparison, Verdict
 from qualify.regimes import build_problem
 from qualify.subjects import Subject
-from suites.checks.evidence import device_of, fresh, outcome_of, output_of
+from suites.checks.evidence import device_of, evidence_of, fresh, judge_tensor, outcome_of, output_of
 from suites.checks.rows import DTYPES, OP, levels, profiles
 
 Tensor = torch.Tensor
@@ -85,14 +85,14 @@ def run_memory(case: Case, subject: Subject) -> CheckOutput:
 
 
 def run_arguments(case: Case, subject: Subject) -> CheckOutput:
-    """Judges what is returned for what is asked: no state, some gradients, none at all.
+    """Judges what is returned for what is asked: no state, one gradient, none at all.
 
     Args:
         case: levels of `qualify.regimes.AXES`.
         subject: what is judged.
     """
-    problem = _problem(case)
-    op = _op(subject)
+    evidence = evidence_of(case, subject)
+    problem, op = evidence.problem, _op(subject)
     silent = problem.with_(output_final_state=False, do=None, dht=None)
     _, state = _call(op, fresh(silent))
     shape = None if state is None else tuple(state.shape)
@@ -104,8 +104,9 @@ def run_arguments(case: Case, subject: Subject) -> CheckOutput:
             f"without output_final_state the second result must be None (or a state), got shape {shape}",
         )
     ]
-    for wanted in (("dv",), ("dq", "dk"), ("dg",), ("dbeta", "dh0")):
-        comparisons.append(_only(op, fresh(problem), wanted))
+    for name in problem.leaves():
+        found = judge_tensor(evidence, name, _only(op, fresh(problem), name))
+        comparisons.append(replace(found, tensor=f"only.{name}"))
     return output_of(comparisons, problem)
 
 
@@ -358,28 +359,20 @@ def _replaced(owner: Any, name: str) -> Iterator[None]:
 # ---- arguments ----
 
 
-def _only(op: Op, problem: Problem, wanted: tuple[str, ...]) -> Comparison:
-    """Gradients of some inputs alone: they come, of the right shape and finite."""
-    named = problem.leaves()
-    wanted = tuple(name for name in wanted if name in named)
-    leaves = {n: x.detach().requires_grad_(n in wanted) for n, x in named.items()}
-    options = problem.options() | {"initial_state": leaves.get("dh0")}
-    o, final = op(leaves["dq"], leaves["dk"], leaves["dv"], leaves["dg"], leaves["dbeta"], **options)
-    pairs = [(y, dy) for y, dy in ((o, problem.do), (final, problem.dht)) if dy is not None and y is not None]
-    found = torch.autograd.grad(
-        [y for y, _ in pairs], [leaves[n] for n in wanted], [dy for _, dy in pairs], allow_unused=True
+def _only(op: Op, problem: Problem, wanted: str) -> Tensor | None:
+    """The gradient of one input where no other input requires one."""
+    leaves = {n: x.detach().requires_grad_(n == wanted) for n, x in problem.leaves().items()}
+    names = {"dh0": "initial_state", "dA_log": "A_log", "ddt_bias": "dt_bias"}
+    options = problem.options() | {names[n]: x for n, x in leaves.items() if n in names}
+    o, final = op(*(leaves[n] for n in ("dq", "dk", "dv", "dg", "dbeta")), **options)
+    given = ((o, problem.do), (final, problem.dht))
+    pairs = [(y, dy) for y, dy in given if dy is not None and y is not None and y.requires_grad]
+    if not pairs:
+        return None
+    (found,) = torch.autograd.grad(
+        [y for y, _ in pairs], [leaves[wanted]], [dy for _, dy in pairs], allow_unused=True
     )
-    wrong = [
-        name
-        for name, dx in zip(wanted, found, strict=True)
-        if dx is None or dx.shape != named[name].shape or not bool(dx.isfinite().all())
-    ]
-    return holds(
-        f"only.{'_'.join(wanted)}",
-        len(wrong),
-        len(wanted),
-        f"asked for alone, {', '.join(wrong)} did not come",
-    )
+    return found
 
 
 _AXES = levels("dtype", "sites", "layout") | {
@@ -427,10 +420,16 @@ ROWS = (
     CheckRow(
         "op.arguments",
         "suites.checks.invariants:run_arguments",
-        "results that are not asked for are not given, and gradients come one by one",
+        "results that are not asked for are not given, and each gradient comes alone, the same",
         needs=OP,
         axes=levels("dtype", "sites")
-        | {"packing": ("single", "docs"), "length": ("17",), "heads": ("32x48",)},
+        | {
+            "packing": ("single", "docs"),
+            "fused": ("none", "all"),
+            "length": ("17",),
+            "heads": ("32x48",),
+            "grouping": ("hv2",),
+        },
         regimes=("random",),
         profiles=profiles("each", "pairs"),
     ),

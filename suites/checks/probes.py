@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 
 from qualify.case import Case, CheckOutput
-from qualify.checks_table import CheckRow
+from qualify.checks_table import CheckRow, Constraint
 from qualify.problem import CARRIERS, Problem
 from qualify.regimes import Numbers
 from qualify.subjects import Subject
@@ -156,10 +156,10 @@ def _middles(codes: Tensor, fmt: str) -> Tensor:
 
 
 def _crowned(x: Tensor, block: int, top: Tensor) -> Tensor:
-    """`x` with `top` `[tiles]` as the largest element of each tile, each in another row."""
+    """`x` with `top` `[tiles]` as the largest element of each tile, each in another row, late ones first."""
     x = x.clone()
     for tile, start in enumerate(range(0, x.shape[1], block)):
-        x[(5 * tile + 3) % x.shape[0], start + tile % min(block, x.shape[1] - start)] = top[tile]
+        x[-1 - (53 * tile + 5) % x.shape[0], start + tile % min(block, x.shape[1] - start)] = top[tile]
     return x
 
 
@@ -277,6 +277,12 @@ def short(x: Tensor, bits: int) -> Tensor:
 TOKENS = 4
 """Tokens of one chunk with keys of disjoint supports: each has its own scale, none sees another."""
 
+STRENGTHS = (1.0, 2.0, 1.0, 1.5)
+"""beta of each value head: heads that share a key have scales of their own, the last two other codes too."""
+
+SPARE_BITS = (0, 2)
+"""Bits that the keys of a q/k head leave to the beta of its value heads (a power of two needs none)."""
+
 
 def _w_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
     # where the carrier holds more bits than an operand, W is read exactly only if its scale is short as well
@@ -289,7 +295,8 @@ def _w_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
             "dk": lambda x: _own_keys(x.reshape(*rows.shape)),
         },
         "from an identity state, with v = 0 and keys that begin with 1 and do not overlap, the row of that 1 "
-        "is the identity's minus the rounded row of W; dk beside the 1 is minus the incoming gradient",
+        "is the identity's minus the rounded row of W, a key times its head's beta; dk beside the 1 is minus "
+        "the incoming gradient",
     )
 
 
@@ -298,6 +305,7 @@ def _w_codes_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
     problem, rows = _w_problem(at, bits, bits, numbers)
     scale = rows.abs().amax(-1).float() / torch.full((), grid_named("e4m3").largest)  # [N, TOKENS, H]
     scale = scale.transpose(1, 2).repeat_interleave(VALUE_HEADS // HEADS, 1)[..., None]
+    scale = scale * torch.tensor(STRENGTHS).view(1, -1, 1, 1)
 
     def codes(final_state: Tensor) -> Tensor:
         identity = torch.eye(TOKENS, final_state.shape[-1], device=final_state.device)
@@ -319,7 +327,9 @@ def _w_problem(at: Mapping[str, str], bits: int, scale_bits: int, numbers: Numbe
     N = 8
     k = torch.zeros(N, TOKENS, HEADS, K, dtype=torch.float64)
     for t in range(TOKENS):
-        k[:, t, :, t::TOKENS] = _w_rows(numbers, (N, HEADS, K // TOKENS), bits, scale_bits)
+        for h, spare in enumerate(SPARE_BITS):
+            rows = _w_rows(numbers, (N, 1, K // TOKENS), bits - spare, scale_bits - spare)
+            k[:, t, h, t::TOKENS] = rows[:, 0]
     dht = torch.zeros(N, VALUE_HEADS, K, K)
     groups = slice(0, None, VALUE_HEADS // HEADS)  # one value head of each group: a sum would be rounded
     dht[:, groups, :TOKENS] = short(numbers.pick(W_GRADIENTS, N, HEADS, TOKENS, K), 8).float()
@@ -328,7 +338,7 @@ def _w_problem(at: Mapping[str, str], bits: int, scale_bits: int, numbers: Numbe
         k=k.to(carrier),
         v=torch.zeros(N, TOKENS, VALUE_HEADS, K).to(carrier),
         g=torch.zeros(N, TOKENS, VALUE_HEADS),
-        beta=torch.ones(N, TOKENS, VALUE_HEADS),
+        beta=torch.tensor(STRENGTHS).expand(N, TOKENS, VALUE_HEADS).contiguous(),
         initial_state=torch.eye(K).expand(N, VALUE_HEADS, K, K).contiguous(),
         dht=dht,
         scale=1.0,
@@ -346,7 +356,7 @@ def _own_keys(dk: Tensor) -> Tensor:
 
 
 def _w_rows(numbers: Numbers, shape: tuple[int, int, int], bits: int, scale_bits: int) -> Tensor:
-    """Rows `[N, H, support]` that begin with 1 and have their largest element next to it.
+    """Rows `[N, H, support]` that begin with 1 and have their largest element anywhere behind it.
 
     A third has any values, a third lies on ties, under scales that are and are not powers of two, and a third
     as close beside ties as `bits` bits allow, where a second rounding or another scale shows.
@@ -365,8 +375,9 @@ def _w_rows(numbers: Numbers, shape: tuple[int, int, int], bits: int, scale_bits
     beside = _beside_ties(numbers, top / largest, shape[2], bits)
     rows = torch.where(kind < 1, short(any_values, bits), torch.where(kind < 2, short(ties, bits), beside))
     rows = torch.where(rows.abs() > top, top, rows)
-    rows[..., 0], rows[..., 1:2] = 1.0, top
-    return rows
+    rows[..., 0] = 1.0
+    place = 1 + (numbers.uniform(*shape[:2], 1) * (shape[2] - 1)).floor().long()
+    return rows.scatter(-1, place, top)
 
 
 def _beside_ties(numbers: Numbers, scale: Tensor, count: int, bits: int) -> Tensor:
@@ -409,6 +420,9 @@ _STATE_AXES = levels("dtype", "format", "block_v", "layout") | {
     "packing": ("batch", "docs"),
 }
 
+LARGE = ("256x16", "16x256")
+"""Most keys of a tile, and most tiles: what a loop leaves out beyond its first turns shows."""
+
 _QUICK = {
     "dtype": ("bf16",),
     "heads": ("32x48",),
@@ -423,27 +437,44 @@ ROWS = (
         "suites.checks.probes:run_state",
         "the state site alone, with ties, near-ties, tiny and huge tiles, and the gradient that passes it",
         needs=OP,
-        axes=_STATE_AXES | {"length": ("1", "65"), "heads": ("32x48", "16x16")},
+        axes=_STATE_AXES | {"length": ("1", "65"), "heads": ("32x48", "16x16", *LARGE, "128x128")},
         regimes=("probe",),
+        constraints=(
+            Constraint(
+                {"sm": ("cpu",), "length": ("65",), "heads": LARGE},
+                "seconds on a CPU for no new path",
+            ),
+        ),
         must_run=tuple({"dtype": dtype, "format": fmt} for dtype in DTYPES for fmt in ("e4m3", "int8")),
-        profiles=profiles("pairs", "triples", quick=_QUICK | {"length": ("1",)}),
+        profiles=profiles(
+            "pairs",
+            "triples",
+            quick=_QUICK | {"length": ("1",)},
+            cpu_axes={"heads": ("32x48", "16x16", *LARGE)},
+        ),
     ),
     CheckRow(
         "probe.write",
         "suites.checks.probes:run_write",
         "the state after every chunk to the last bit, under scales of any size",
         needs=OP,
-        axes=_STATE_AXES | {"initial": ("given", "zero"), "heads": ("32x48", "48x64")},
+        axes=_STATE_AXES | {"initial": ("given", "zero"), "heads": ("32x48", "48x64", "128x32", "128x128")},
         regimes=("probe",),
         must_run=tuple({"dtype": dtype, "format": fmt} for dtype in DTYPES for fmt in ("e4m3", "int8")),
-        profiles=profiles("each", "pairs", quick=_QUICK | {"initial": ("given",)}),
+        profiles=profiles(
+            "each",
+            "pairs",
+            quick=_QUICK | {"initial": ("given",)},
+            cpu_axes={"heads": ("32x48", "48x64", "128x32")},
+        ),
     ),
     CheckRow(
         "probe.w",
         "suites.checks.probes:run_w",
         "single rows of W as they are rounded, and the gradient that passes the rounding",
         needs=OP,
-        axes=levels("dtype") | {"sites": ("w",), "packing": ("batch", "docs"), "heads": ("32x32", "64x64")},
+        axes=levels("dtype")
+        | {"sites": ("w",), "packing": ("batch", "docs"), "heads": ("32x32", "64x64", "128x128")},
         regimes=("probe",),
         strength="all",
         must_run=tuple({"dtype": dtype} for dtype in DTYPES),

@@ -50,6 +50,9 @@ def judged(case: Case, subject: Subject, evidence: Evidence, wrong_answers: tupl
     return output_of(comparisons, evidence.problem)
 
 
+LONG = "2113"
+"""More than 32 chunks, and no whole number of them: an index that wraps, a grid that ends too early."""
+
 _CPU_HEADS = ("16x16", "32x48", "32x32", "48x64", "60x40", "100x72", "16x256", "128x128")
 _CPU_LENGTHS = ("1", "15", "16", "17", "63", "64", "65", "127", "129", "145", "257")
 
@@ -150,5 +153,23 @@ ROWS = (
         | {"length": ("65", "129"), "heads": ("16x16", "16x48"), "block_v": ("16",)},
         regimes=("random",),
         profiles=profiles(),
+    ),
+    CheckRow(
+        "op.long",
+        "suites.checks.whole:run",
+        "one sequence of more chunks than a table, a counter or a loop was made for",
+        needs=OP,
+        axes=levels("dtype", "format")
+        | {
+            "sites": ("both", "none"),
+            "packing": ("single", "docs"),
+            "layout": ("kv", "vk"),
+            "gates": ("ordinary", "weak"),
+            "length": (LONG,),
+            "heads": ("16x16", "128x128"),
+            "block_v": ("16",),
+        },
+        regimes=("random",),
+        profiles=profiles("each", "pairs", cpu_axes={"heads": ("16x16",)}),
     ),
 )

@@ -115,6 +115,11 @@ def _blocks_from_1024(self: EagerGDN, n: Notes) -> Tensor:
     return o
 
 
+def _chunks_wrap_at_32(self: EagerGDN, n: Notes) -> Tensor:
+    decay = EagerGDN.over_chunk(self, n)
+    return decay[torch.arange(len(decay), device=decay.device) % 32]
+
+
 def _final_state_in_bf16(self: EagerGDN, n: Notes, v: Tensor) -> tuple[Tensor, Tensor]:
     o, final = EagerGDN.outputs(self, n, v)
     return o, final.bfloat16()
@@ -148,6 +153,40 @@ def _boundaries_consumed(self: EagerGDN, cu_seqlens: Tensor | None, B: int, T: i
     if cu_seqlens is not None:
         cu_seqlens[-1] += 0 if len(spans) < 2 else 1
     return spans
+
+
+def _buffer(self: EagerGDN, name: str, x: Tensor) -> Tensor:
+    """`x` in a buffer that every call of its shape shares."""
+    buffers: dict[object, Tensor] = self.__dict__.setdefault("buffers", {})
+    return buffers.setdefault((name, x.shape, x.dtype), torch.empty_like(x)).copy_(x)
+
+
+def _states_in_one_buffer(self: EagerGDN, state: Tensor, n: Notes) -> None:
+    EagerGDN.scan(self, state, n)
+    n.states = _buffer(self, "states", n.states)
+
+
+def _output_in_one_buffer(self: EagerGDN, n: Notes, v: Tensor) -> tuple[Tensor, Tensor]:
+    o, final = EagerGDN.outputs(self, n, v)
+    return _buffer(self, "o", o).detach(), final
+
+
+def _boundaries_cached(self: EagerGDN, cu: Tensor | None, B: int, T: int) -> list[tuple[int, int]]:
+    if cu is None:
+        return EagerGDN.boundaries(self, cu, B, T)
+    known: dict[object, list[tuple[int, int]]] = self.__dict__.setdefault("known", {})
+    return known.setdefault((cu.data_ptr(), len(cu), T), EagerGDN.boundaries(self, cu, B, T))
+
+
+def _saved_w_consumed(self: EagerGDN, n: Notes) -> None:
+    EagerGDN.through_solve(self, n)
+    n.wq *= 0.5
+
+
+def _dk_only_beside_dq(self: EagerGDN, call: Call) -> tuple[Tensor, Tensor]:
+    if not call.q.requires_grad:
+        call.k = call.k.detach()
+    return EagerGDN.rule(self, call)
 
 
 MEMORY = (
@@ -187,6 +226,42 @@ MEMORY = (
         "the offsets are changed in place",
         {"boundaries": _boundaries_consumed},
         looks=("repeat",),
+    ),
+    Control(
+        "states_in_one_buffer",
+        "memory",
+        "layers of one shape save their states in the same workspace",
+        {"scan": _states_in_one_buffer},
+        looks=("calls",),
+    ),
+    Control(
+        "output_in_one_buffer",
+        "memory",
+        "the output is returned in a buffer that the next call writes into",
+        {"outputs": _output_in_one_buffer},
+        looks=("calls",),
+    ),
+    Control(
+        "boundaries_cached",
+        "packing",
+        "the chunk table is cached by the address of the boundaries",
+        {"boundaries": _boundaries_cached},
+        looks=("calls",),
+    ),
+    Control(
+        "saved_w_consumed",
+        "memory",
+        "the backward uses a saved tensor as its workspace, and a second pass reads what is left",
+        {"through_solve": _saved_w_consumed},
+        looks=("calls",),
+    ),
+    Control(
+        "dk_only_beside_dq",
+        "memory",
+        "a kernel that gives dq and dk is not launched where q is frozen",
+        {"rule": _dk_only_beside_dq},
+        tier="whole",
+        looks=("arguments",),
     ),
     Control(
         "tail_unwritten",
@@ -273,6 +348,14 @@ MEMORY = (
         {"read": _blocks_from_1024},
         tier="whole",
         looks=("documents",),
+    ),
+    Control(
+        "chunks_wrap_at_32",
+        "device",
+        "a table of 32 chunks is read again from its start in long sequences",
+        {"over_chunk": _chunks_wrap_at_32},
+        tier="whole",
+        looks=("long",),
     ),
     Control(
         "final_state_in_bf16",

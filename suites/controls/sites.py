@@ -91,6 +91,24 @@ def _w_of_the_chunk(self: EagerGDN, w: Tensor, n: Notes) -> Tensor:
     return self.qdq.groups(w, (-2, -1), n.options.w_format).to(w.dtype)
 
 
+def _w_of_a_group(self: EagerGDN, w: Tensor, n: Notes) -> Tensor:
+    if n.options.w_format is None:
+        return w
+    heads = n.options.k.shape[2]
+    by_group = w.reshape(w.shape[0], n.at.N, heads, n.HV // heads, n.at.C, n.K)
+    return self.qdq.groups(by_group, (3, 5), n.options.w_format).reshape(w.shape).to(w.dtype)
+
+
+def _w_of_64_keys(self: EagerQDQ, w: Tensor, fmt: str) -> Tensor:
+    blocks = range(0, max(1, w.shape[-1]), 64)
+    return torch.cat([EagerQDQ.w_values(self, w[..., i : i + 64], fmt) for i in blocks], -1)
+
+
+def _amax_of_64_keys(self: EagerQDQ, x: Tensor, dim: tuple[int, ...]) -> Tensor:
+    tile = len(dim) == 2 and x.dim() >= 3  # [..., K, tiles, block_v]
+    return EagerQDQ.amax(self, x[..., :64, :, :] if tile else x, dim)
+
+
 def _w_needs_state(self: EagerGDN, w: Tensor, n: Notes) -> Tensor:
     return w if n.options.state_format is None else EagerGDN.round_w(self, w, n)
 
@@ -197,6 +215,27 @@ SITES = (
         {"round_w": _w_of_the_chunk},
         tier="whole",
         looks=("smooth",),
+    ),
+    Control(
+        "w_scale_of_a_group",
+        "heads",
+        "value heads of one key share a scale of W",
+        {"round_w": _w_of_a_group},
+        looks=("probe_w",),
+    ),
+    Control(
+        "w_scale_of_64_keys",
+        "configuration",
+        "each block of 64 keys has a scale of its own",
+        rounding={"w_values": _w_of_64_keys},
+        looks=("probe_w_wide",),
+    ),
+    Control(
+        "amax_of_64_keys",
+        "codes",
+        "the largest element of a tile is sought among the first 64 keys",
+        rounding={"amax": _amax_of_64_keys},
+        looks=("probe_state_wide",),
     ),
     Control(
         "format_ignored",

@@ -22,6 +22,7 @@ MODULES: tuple[str, ...] = (
     "whole",
     "dynamic_range",
     "invariants",
+    "calls",
     "relations",
     "documents",
     "slope",

@@ -12,7 +12,8 @@ import torch
 
 from qualify.case import Case, CheckOutput
 from qualify.subjects import Subject, subject_from_module
-from suites.checks import grid, invariants, probes, qdq, refusals, stages
+from suites.checks import calls, grid, invariants, probes, qdq, refusals, stages
+from suites.controls.table import CONTROLS
 from suites.subjects.eager import EAGER, EagerGDN, EagerQDQ
 
 Tensor = torch.Tensor
@@ -52,6 +53,7 @@ CHECKS: dict[str, tuple[Run, dict[str, str]]] = {
     "borders": (invariants.run_borders, {"packing": "docs", "length": "65"}),
     "memory": (invariants.run_memory, {"packing": "docs", "length": "65"}),
     "arguments": (invariants.run_arguments, {"packing": "docs", "length": "17"}),
+    "calls": (calls.run, {"packing": "docs", "length": "65", "grouping": "hv2"}),
     "refusals": (refusals.run_op, {}),
     "stages": (stages.run, {"packing": "docs", "length": "65"}),
 }
@@ -155,6 +157,50 @@ def test_what_is_not_deterministic_fails_and_what_declares_it_is_not_asked() -> 
         Case("check", {**BASE, **levels}, "random", 3, "faulty"), replace(faulty, deterministic=False)
     )
     assert declared.unsupported
+
+
+@pytest.mark.parametrize(
+    ("control", "when"),
+    [
+        ("states_in_one_buffer", "first_of_two."),
+        ("output_in_one_buffer", "first_of_two."),
+        ("saved_w_consumed", "once_more."),
+        ("boundaries_cached", "reused."),
+    ],
+)
+def test_calls_that_share_memory_fail(control: str, when: str) -> None:
+    run, levels = CHECKS["calls"]
+    failing = asked(run, CONTROLS[control].subject(), **levels)
+    assert any(name.startswith(when) for name in failing)
+
+
+def test_a_graph_that_refuses_a_second_pass_is_no_fault() -> None:
+    def once(self: EagerGDN, n: Any) -> None:
+        if "spent" in vars(n):
+            raise RuntimeError("a second backward pass needs a second forward pass")
+        n.spent = True
+        EagerGDN().through_solve(n)
+
+    run, levels = CHECKS["calls"]
+    assert asked(run, with_method(through_solve=once), **levels) == []
+
+
+def test_calls_of_a_subject_that_is_not_deterministic_are_held_against_budgets() -> None:
+    run, levels = CHECKS["calls"]
+    declared = replace(SOUND, deterministic=False)
+    assert asked(run, declared, **levels) == []
+    faulty = replace(CONTROLS["states_in_one_buffer"].subject(), deterministic=False)
+    assert asked(run, faulty, **levels)
+
+
+def test_a_gradient_that_comes_with_another_only_fails() -> None:
+    run, levels = CHECKS["arguments"]
+    assert asked(run, CONTROLS["dk_only_beside_dq"].subject(), **levels) == ["only.dk"]
+
+
+def test_heads_of_one_key_have_scales_of_their_own_in_the_w_probe() -> None:
+    faulty = CONTROLS["w_scale_of_a_group"].subject()
+    assert asked(probes.run_w, faulty) == ["final_state", "codes.final_state"]
 
 
 def test_a_call_outside_the_contract_that_goes_through_fails() -> None:
