@@ -47,6 +47,7 @@ BLOCK = 16
 """Rows of the diagonal blocks that are inverted by substitution before blocks are put together."""
 
 FULL = ("ieee", "fp32")
+"""Precisions of an operand that round nothing which fp32 holds."""
 
 MODES = ("stochastic", "nearest", "toward_zero")
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from references.formats import Grid, grid_named, round_to_grid, steps_at
-from references.qdq import scale_of, state_tiles
+from references.qdq import from_tiles, scale_of, state_tiles
 from references.semantics import SiteRule
 
 Tensor = torch.Tensor
@@ -37,7 +37,7 @@ def faulty_qdq(x: Tensor, rule: SiteRule, fmt: str, block_v: int | None) -> Tens
         groups = state_tiles(groups, max(1, int(block_v * rule.tile)))
     axes = tuple(range(groups.ndim)) if axes is None else axes
     y = cast(Tensor, _FaultyQDQ.apply(groups, rule, grid, axes))  # type: ignore[no-untyped-call]
-    y = y if block_v is None else y.flatten(-2)[..., : x.shape[-1]]
+    y = y if block_v is None else from_tiles(y, x.shape[-1])
     y = y.reshape(x.shape)
     if rule.twice:
         return faulty_qdq(y, SiteRule(tile=0.5), fmt, block_v)

@@ -25,7 +25,7 @@ from references.chunk_pass import State, forced, inverse_permutation, leaking, p
 from references.gradients import scaled_gradient
 from references.packing import Packing, Plan, pack, rows
 from references.semantics import CONTRACT, Semantics
-from references.sites import Offsets, Sites, Tipped
+from references.sites import AtSites, Sites
 
 Tensor = torch.Tensor
 
@@ -49,7 +49,7 @@ def gdn_chunk(
     arithmetic: Arithmetic = EXACT,
     semantics: Semantics = CONTRACT,
     stages: dict[str, Tensor] | None = None,
-    offsets: Offsets | Tipped | None = None,
+    offsets: AtSites | None = None,
     entry_states: Tensor | None = None,
     given: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:

@@ -84,6 +84,11 @@ def state_tiles(state: Tensor, block_v: int) -> Tensor:
     return state.reshape(*state.shape[:-1], state.shape[-1] // block_v, block_v)
 
 
+def from_tiles(tiles: Tensor, columns: int) -> Tensor:
+    """Undoes `state_tiles`: `[..., K, columns]` out of `[..., K, tiles, block_v]`, its padding dropped."""
+    return tiles.flatten(-2)[..., :columns]
+
+
 def state_codes(state: Tensor, *, block_v: int = 64, fmt: str = "e4m3") -> Quantized:
     """Codes `[..., K, tiles, block_v]`, scales `[..., 1, tiles, 1]` and values of a state `[..., K, V]`."""
     _check_block_v(block_v)
@@ -109,7 +114,7 @@ def qdq_state(state: Tensor, *, block_v: int = 64, fmt: str = "e4m3") -> Tensor:
     Raises:
         ValueError: for an unknown format or tile width.
     """
-    values = state_codes(state, block_v=block_v, fmt=fmt).values.flatten(-2)[..., : state.shape[-1]]
+    values = from_tiles(state_codes(state, block_v=block_v, fmt=fmt).values, state.shape[-1])
     return straight_through(state, values.to(state.dtype))
 
 

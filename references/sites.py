@@ -15,7 +15,7 @@ import torch
 from references.faulty_qdq import faulty_qdq
 from references.formats import grid_named
 from references.gradients import straight_through
-from references.qdq import qdq_state, qdq_w, state_tiles, tip
+from references.qdq import from_tiles, qdq_state, qdq_w, state_tiles, tip
 from references.semantics import Semantics, SiteRule
 
 Tensor = torch.Tensor
@@ -26,6 +26,13 @@ class Rounding(Protocol):
 
     def __call__(self, reach: float = 0.0) -> Tensor:
         """The rounded tensor, attached to the graph of `x`."""
+
+
+class AtSites(Protocol):
+    """What a run does at its sites beside rounding: `Offsets` records and replays, `Tipped` takes sides."""
+
+    def apply(self, key: Hashable, x: Tensor, rounded: Rounding) -> Tensor:
+        """What stands for the rounded `x` at the site and chunk of `key`."""
 
 
 class Offsets:
@@ -90,7 +97,7 @@ class Sites:
         w_format: str | None,
         w_dtype: torch.dtype,
         semantics: Semantics,
-        offsets: Offsets | Tipped | None,
+        offsets: AtSites | None,
     ) -> None:
         self.state_format = state_format if semantics.state.active else None
         self.w_format = w_format if semantics.w.active else None
@@ -106,7 +113,7 @@ class Sites:
         def rounded(reach: float = 0.0) -> Tensor:
             if reach and occasion and rule.is_contract:
                 tiles = tip(state_tiles(state, self.block_v), reach, grid_named(fmt), (-3, -1))
-                return straight_through(state, tiles.flatten(-2)[..., : state.shape[-1]].to(state.dtype))
+                return straight_through(state, from_tiles(tiles, state.shape[-1]).to(state.dtype))
             if rule.is_contract:
                 return qdq_state(state, block_v=self.block_v, fmt=fmt)
             return faulty_qdq(state, rule, fmt, self.block_v)

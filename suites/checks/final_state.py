@@ -14,7 +14,7 @@ from qualify.compare import Layout, statistics
 from qualify.problem import Problem
 from qualify.records import Comparison, Worst
 from references.formats import grid_named, round_to_grid, steps_at
-from references.qdq import qdq_state, state_tiles
+from references.qdq import from_tiles, qdq_state, state_tiles
 
 Tensor = torch.Tensor
 
@@ -119,7 +119,7 @@ def _tiles(x: Tensor, problem: Problem) -> Tensor:
 
 def _untile(x: Tensor, like: Tensor, problem: Problem) -> Tensor:
     columns = like.shape[-2] if problem.state_v_first else like.shape[-1]
-    state = x.flatten(-2)[..., :columns]
+    state = from_tiles(x, columns)
     return state.mT if problem.state_v_first else state
 
 
