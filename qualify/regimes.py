@@ -33,7 +33,8 @@ AXES: Mapping[str, Axis] = MappingProxyType(
     {
         "dtype": Axis(("fp32", "bf16", "fp16"), "each carrier has its own kernels and its own noise"),
         "grouping": Axis(
-            ("hv1", "hv2", "hv3", "hv4", "hv8"), "value heads that share a q/k head are easily mixed up"
+            ("hv1", "hv2", "hv3", "hv4", "hv8", "hv32"),
+            "value heads that share a q/k head are easily mixed up",
         ),
         "block_v": Axis(
             ("64", "16", "32", "128"), "the state's scale belongs to a tile of this many columns"
@@ -82,19 +83,24 @@ AXES: Mapping[str, Axis] = MappingProxyType(
             "decay hides boundary faults; no decay hides faults of the decay",
         ),
         "fused": Axis(
-            ("none", "norm", "sigmoid", "neg", "gate", "all"),
-            "each in-kernel activation has a backward of its own",
+            ("none", "norm", "sigmoid", "neg", "gate", "bare_gate", "all"),
+            "each in-kernel activation has a backward of its own, and a gate may come without a bias",
         ),
         "gradients": Axis(
-            ("both", "output", "state", "strided", "tiny"), "each incoming gradient alone, and as a view"
+            ("both", "output", "state", "strided", "expanded", "tiny"),
+            "each incoming gradient alone, as a view, and as one number (what a sum hands back)",
         ),
         "scalars": Axis(("fp32", "carrier", "mixed"), "g and beta may have a dtype of their own"),
-        "strides": Axis(("packed", "views"), "q, k, v are often slices of one projection"),
+        "strides": Axis(
+            ("packed", "views"),
+            "inputs are slices of projections, or transposed after a convolution; a state is transposed too",
+        ),
+        "boundaries": Axis(("int64", "int32"), "frameworks differ in the integers of cu_seqlens"),
     }
 )
 
 # value heads; there are always 2 of q and k, or a wrong head map could not show
-_HEADS_OF = {"hv1": 2, "hv2": 4, "hv3": 6, "hv4": 8, "hv8": 16}
+_HEADS_OF = {"hv1": 2, "hv2": 4, "hv3": 6, "hv4": 8, "hv8": 16, "hv32": 64}
 _GATE_SIZE = {"weak": 1e-4, "ordinary": 0.1, "strong": 20.0, "extreme": 90.0}
 
 
@@ -214,8 +220,8 @@ def _repeated(d: Draft) -> None:
 
 
 def _small(d: Draft) -> None:
-    """Amplitudes down to 1e-4 before the in-kernel normalisation."""
-    size = d.numbers.pick((1e-4, 1e-3, 1e-2, 1.0), *d.k.shape[:3]).unsqueeze(-1)
+    """Amplitudes down to 1e-4 before the in-kernel normalisation, and rows of zeros as padding has them."""
+    size = d.numbers.pick((0.0, 1e-4, 1e-3, 1e-2, 1.0), *d.k.shape[:3]).unsqueeze(-1)
     d.q, d.k = d.q * size, d.k * size
 
 
@@ -343,7 +349,7 @@ def _problem(
     beta_dtype = torch.float32 if at["scalars"] == "fp32" else carrier
     value_heads = d.v.shape[2]
     fused = at["fused"]
-    raw_gate = fused in ("gate", "all")
+    raw_gate = fused in ("gate", "bare_gate", "all")
     raw_beta = fused in ("sigmoid", "neg", "all")
     size = {"zero": 1e-6, "mixed": 1.0, "spike": 0.1}.get(at["gates"]) or _GATE_SIZE[at["gates"]]
     heads = torch.arange(value_heads, dtype=torch.float64)
@@ -356,28 +362,32 @@ def _problem(
     dht = d.numbers.bell(*d.state.shape) * (1.5 - heads.view(-1, 1, 1) / value_heads) * 0.5
     if at["gradients"] == "tiny":
         do, dht = do * 2.0**-20, dht * 2.0**-25
+    if at["gradients"] == "expanded":
+        do, dht = torch.full_like(do, 0.75), torch.full_like(dht, -0.375)
     v_first = at["layout"] == "vk"
 
     def state(x: Tensor) -> Tensor:
         return x.transpose(-1, -2).contiguous() if v_first else x
 
     views = at["strides"] == "views"
-    strided = at["gradients"] == "strided"
+    arranged = {"strided": _in_other_order, "expanded": _expanded}.get(at["gradients"], _as_it_is)
+    integers = torch.int32 if at["boundaries"] == "int32" else torch.int64
     q, k, v = (x.to(carrier).to(device) for x in (d.q, d.k, d.v))
+    initial = state(d.state).float().to(device)
     return Problem(
-        q=_strided(q, views),
-        k=_strided(k, views),
-        v=_strided(v, views),
-        g=d.g.to(g_dtype).to(device),
-        beta=d.beta.to(beta_dtype).to(device),
-        initial_state=state(d.state).float().to(device) if at["initial"] == "given" else None,
-        do=None if at["gradients"] == "state" else _strided(do.to(carrier).to(device), strided),
+        q=_in_other_order(q) if views else q,
+        k=_in_other_order(k) if views else k,
+        v=_tokens_innermost(v) if views else v,
+        g=_slice(d.g.to(g_dtype).to(device), views),
+        beta=_slice(d.beta.to(beta_dtype).to(device), views),
+        initial_state=None if at["initial"] != "given" else initial.mT.contiguous().mT if views else initial,
+        do=None if at["gradients"] == "state" else arranged(do.to(carrier).to(device)),
         dht=None
         if at["gradients"] == "output" or at["final"] == "dropped"
-        else _strided(state(dht).float().to(device), strided),
+        else arranged(state(dht).float().to(device)),
         cu_seqlens=None
         if documents is None
-        else torch.tensor([0, *torch.tensor(documents).cumsum(0).tolist()], dtype=torch.int64, device=device),
+        else torch.tensor([0, *torch.tensor(documents).cumsum(0).tolist()], dtype=integers, device=device),
         output_final_state=at["final"] == "kept",
         state_v_first=v_first,
         use_qk_l2norm_in_kernel=fused in ("norm", "all") or regime == "small",
@@ -385,21 +395,44 @@ def _problem(
         allow_neg_eigval=fused in ("neg", "all"),
         use_gate_in_kernel=raw_gate,
         A_log=(math.log(size) + 0.25 * heads).float().to(device) if raw_gate else None,
-        dt_bias=(0.5 - 0.125 * heads).float().to(device) if raw_gate else None,
+        dt_bias=(0.5 - 0.125 * heads).float().to(device) if raw_gate and fused != "bare_gate" else None,
         state_format=at["format"] if at["sites"] in ("both", "state") else None,
         state_block_v=int(at["block_v"]),
         w_format="e4m3" if at["sites"] in ("both", "w") else None,
     )
 
 
-def _strided(x: Tensor, views: bool) -> Tensor:
-    """`x` itself, or the same values as a slice of a larger tensor that is stored in another order."""
-    if not views:
-        return x
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _in_other_order(x: Tensor) -> Tensor:
+    """The same values as a slice of a larger tensor that is stored in another order."""
     shape = list(x.shape)
     shape[1], shape[2] = shape[2], shape[1]
     shape[-1] += 3
     larger = torch.full(shape, 3.0, dtype=x.dtype, device=x.device)
     view = larger[..., :-3].transpose(1, 2)
+    view.copy_(x)
+    return view
+
+
+def _tokens_innermost(x: Tensor) -> Tensor:
+    """`[B, T, HV, V]` as a convolution over tokens leaves it: neighbours in memory are tokens."""
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+def _expanded(x: Tensor) -> Tensor:
+    """The first element in the shape of `x`, with strides of zero: the gradient of a sum."""
+    return x.flatten()[:1].clone().expand(x.shape) if x.numel() else x
+
+
+def _slice(x: Tensor, views: bool) -> Tensor:
+    """`x` `[B, T, HV]` itself, or the same values as the middle of wider rows."""
+    if not views:
+        return x
+    heads = x.shape[-1]
+    wider = torch.full((*x.shape[:-1], 3 * heads), 3.0, dtype=x.dtype, device=x.device)
+    view = wider[..., heads : 2 * heads]
     view.copy_(x)
     return view

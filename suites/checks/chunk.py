@@ -13,7 +13,7 @@ from qualify.regimes import VALUE_REGIMES
 from qualify.subjects import Subject
 from suites.checks.arithmetic import measured_arithmetic
 from suites.checks.evidence import evidence_of, turn
-from suites.checks.rows import OP, levels, profiles
+from suites.checks.rows import GROUPINGS, OP, levels, profiles
 from suites.checks.whole import judged
 
 WRONG_ANSWERS_PER_CASE = 3
@@ -54,9 +54,10 @@ ROWS = (
             "strides",
         )
         | {
+            "grouping": GROUPINGS,
             "sites": ("state",),
             "packing": ("single", "batch", "docs", "one_token"),
-            "gradients": ("both", "state", "strided", "tiny"),
+            "gradients": ("both", "state", "strided", "expanded", "tiny"),
             "length": ("1", "15", "16", "17", "63", "64"),
             "heads": ("16x16", "32x48", "48x64", "60x40", "16x256", "128x32"),
         },
@@ -67,7 +68,7 @@ ROWS = (
                 "no new path",
             ),
             Constraint(
-                {"regime": ("small",), "fused": ("gate", "sigmoid", "neg", "none")},
+                {"regime": ("small",), "fused": ("gate", "bare_gate", "sigmoid", "neg", "none")},
                 "the regime is about the normalisation",
             ),
         ),

@@ -151,12 +151,15 @@ class Evidence:
 def fresh(problem: Problem) -> Problem:
     """A copy in storage of its own, with the same strides: a subject that writes into it harms nobody
     else."""
-    copies = {}
-    for name, value in vars(problem).items():
-        if isinstance(value, Tensor):
-            copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            copies[name] = copy.copy_(value)
+    copies = {n: _copied(x) for n, x in vars(problem).items() if isinstance(x, Tensor)}
     return problem.with_(**copies)
+
+
+def _copied(x: Tensor) -> Tensor:
+    """The same values with the same strides in other memory; what is expanded stays so."""
+    once = x[tuple(slice(0, 1 if step == 0 else None) for step in x.stride())]
+    copy = torch.empty_strided(once.shape, once.stride(), dtype=x.dtype, device=x.device)
+    return copy.copy_(once).expand(x.shape)
 
 
 def evidence_for(

@@ -15,6 +15,9 @@ OP = ("chunk_gated_delta_rule",)
 
 DTYPES = ("fp32", "bf16", "fp16")
 
+GROUPINGS = ("hv1", "hv2", "hv3", "hv4", "hv8")
+"""Levels of the axis `grouping` but for that of very many heads, which has a row of its own."""
+
 
 def levels(*axes: str) -> dict[str, tuple[str, ...]]:
     """Every level of the named axes, once each."""

@@ -16,7 +16,7 @@ from suites.checks.evidence import (
     output_of,
     turn,
 )
-from suites.checks.rows import OP, levels, profiles
+from suites.checks.rows import GROUPINGS, OP, levels, profiles
 from suites.checks.tie_free import TIE_FREE
 
 LARGE = ("64x64", "96x48", "100x72", "128x128", "64x128", "256x16", "16x256")
@@ -52,6 +52,10 @@ def judged(case: Case, subject: Subject, evidence: Evidence, wrong_answers: tupl
 
 LONG = "2113"
 """More than 32 chunks, and no whole number of them: an index that wraps, a grid that ends too early."""
+
+NO_BOUNDARIES = Constraint(
+    {"packing": ("single",), "boundaries": ("int32",)}, "sequences that are not packed have no boundaries"
+)
 
 _CPU_HEADS = ("16x16", "32x48", "32x32", "48x64", "60x40", "100x72", "16x256", "128x128")
 _CPU_LENGTHS = ("1", "15", "16", "17", "63", "64", "65", "127", "129", "145", "257")
@@ -105,11 +109,12 @@ ROWS = (
             "gradients",
             "scalars",
             "strides",
-        ),
+        )
+        | {"grouping": GROUPINGS},
         regimes=tuple(VALUE_REGIMES),
         constraints=(
             Constraint(
-                {"sm": ("cpu",), "grouping": ("hv8", "hv4"), "heads": ("48x64", "60x40", *LARGE)},
+                {"sm": ("cpu",), "grouping": ("hv8", "hv4", "hv3"), "heads": ("48x64", "60x40", *LARGE)},
                 "seconds on a CPU for no new path",
             ),
             Constraint(
@@ -125,7 +130,7 @@ ROWS = (
                 "seconds on a CPU for no new path",
             ),
             Constraint(
-                {"regime": ("small",), "fused": ("gate", "sigmoid", "neg", "none")},
+                {"regime": ("small",), "fused": ("gate", "bare_gate", "sigmoid", "neg", "none")},
                 "the regime is about the normalisation",
             ),
         ),
@@ -168,8 +173,30 @@ ROWS = (
             "length": (LONG,),
             "heads": ("16x16", "128x128"),
             "block_v": ("16",),
-        },
+        }
+        | levels("boundaries"),
         regimes=("random",),
+        constraints=(NO_BOUNDARIES,),
         profiles=profiles("each", "pairs", cpu_axes={"heads": ("16x16",)}),
+    ),
+    CheckRow(
+        "op.heads",
+        "suites.checks.whole:run",
+        "more heads than an index in a word of the launch, and boundaries in integers of either size",
+        needs=OP,
+        axes=levels("dtype", "format")
+        | {
+            "sites": ("both", "none"),
+            "packing": ("single", "docs"),
+            "layout": ("kv", "vk"),
+            "grouping": ("hv32",),
+            "length": ("17", "65"),
+            "heads": ("16x16", "128x128"),
+            "block_v": ("16",),
+        }
+        | levels("boundaries"),
+        regimes=("random",),
+        constraints=(NO_BOUNDARIES,),
+        profiles=profiles("each", "pairs", cpu_axes={"heads": ("16x16",), "length": ("17",)}),
     ),
 )

@@ -38,6 +38,7 @@ KINDS: Mapping[str, Kind] = {
     "checkpointing": "numerical",
     "layout": "layout",
     "strides": "layout",
+    "boundaries": "inputs",
     "scalars": "inputs",
     "length": "shape",
     "heads": "shape",

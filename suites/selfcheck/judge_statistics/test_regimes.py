@@ -9,6 +9,7 @@ import torch
 
 from qualify.problem import CARRIERS
 from qualify.regimes import AXES, VALUE_REGIMES, build_problem
+from suites.checks.evidence import fresh
 
 
 def test_the_same_cell_gives_the_same_bits_and_another_seed_others() -> None:
@@ -58,12 +59,37 @@ def test_views_hold_the_same_values_in_other_strides() -> None:
     for one, other in (
         (packed.q, views.q),
         (packed.v, views.v),
+        (packed.g, views.g),
+        (packed.beta, views.beta),
+        (packed.initial_state, views.initial_state),
         (packed.do, views.do),
         (packed.dht, views.dht),
     ):
         assert one is not None
+        assert other is not None
         assert torch.equal(one, other)
         assert other.stride() != one.stride()
+
+
+def test_an_expanded_gradient_is_one_number_and_stays_so_in_a_copy() -> None:
+    p = build_problem({"gradients": "expanded", "packing": "docs", "heads": "16x16"}, "random", 0)
+    copy = fresh(p)
+    for one, other in ((p.do, copy.do), (p.dht, copy.dht)):
+        assert one is not None
+        assert other is not None
+        assert set(one.stride()) == set(other.stride()) == {0}
+        assert torch.equal(one, other)
+        assert one.data_ptr() != other.data_ptr()
+
+
+def test_boundaries_biases_and_rows_of_zeros_follow_their_levels() -> None:
+    p = build_problem({"boundaries": "int32", "packing": "docs", "fused": "bare_gate"}, "random", 0)
+    assert p.cu_seqlens is not None
+    assert p.cu_seqlens.dtype is torch.int32
+    assert p.A_log is not None
+    assert p.dt_bias is None
+    small = build_problem({"fused": "norm"}, "small", 0)
+    assert not bool(small.k.any(-1).all())
 
 
 def test_an_unknown_level_or_regime_is_named() -> None:
