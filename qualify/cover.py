@@ -43,6 +43,7 @@ def prove(
     cells: Sequence[Cell],
     strength: int,
     axes: Sequence[str] | None = None,
+    steps: Iterator[int] | None = None,
 ) -> Proof:
     """Counts possible and covered tuples of `strength` axes.
 
@@ -52,6 +53,11 @@ def prove(
         cells: what is planned.
         strength: axes in a tuple; cut to the number of axes.
         axes: count tuples of these axes only (default: all).
+        steps: one is taken for every partial cell that is looked at (default: without end). Whether a tuple
+            can be completed under the rules of a stranger may take forever to find out.
+
+    Raises:
+        ValueError: the steps did not suffice.
     """
     chosen = tuple(axes if axes is not None else space)
     strength = min(strength, len(chosen))
@@ -61,7 +67,7 @@ def prove(
     for group in combinations(chosen, strength):
         met = {tuple(cell[axis] for axis in group) for cell in cells}
         for levels in product(*(space[axis] for axis in group)):
-            if not extendable(dict(zip(group, levels, strict=True)), space, rules):
+            if not extendable(dict(zip(group, levels, strict=True)), space, rules, steps):
                 continue
             possible += 1
             if levels in met:
@@ -78,13 +84,19 @@ def is_valid(cell: Cell, space: Space, rules: Sequence[Forbidden]) -> bool:
     return known and not any(_breaks(cell, rule) for rule in rules)
 
 
-def extendable(partial: Cell, space: Space, rules: Sequence[Forbidden]) -> bool:
+def extendable(
+    partial: Cell, space: Space, rules: Sequence[Forbidden], steps: Iterator[int] | None = None
+) -> bool:
     """Whether some valid cell contains these levels."""
-    return next(completions(partial, space, rules), None) is not None
+    return next(completions(partial, space, rules, steps), None) is not None
 
 
-def completions(partial: Cell, space: Space, rules: Sequence[Forbidden]) -> Iterator[dict[str, str]]:
+def completions(
+    partial: Cell, space: Space, rules: Sequence[Forbidden], steps: Iterator[int] | None = None
+) -> Iterator[dict[str, str]]:
     """The ways to fill the axes that some rule names, so that no rule is broken; other axes are free."""
+    if steps is not None and next(steps, None) is None:
+        raise ValueError("a cover must be counted in bounded time, got rules that take longer; simplify them")
     if any(_breaks(partial, rule) for rule in rules):
         return
     axis = next((a for rule in rules for a in rule if a not in partial), None)
@@ -92,7 +104,7 @@ def completions(partial: Cell, space: Space, rules: Sequence[Forbidden]) -> Iter
         yield dict(partial)
         return
     for level in space[axis]:
-        yield from completions({**partial, axis: level}, space, rules)
+        yield from completions({**partial, axis: level}, space, rules, steps)
 
 
 def _breaks(cell: Cell, rule: Forbidden) -> bool:

@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, timedelta
+from functools import lru_cache
 from typing import Any
 
 from qualify.errors import UsageError
 from qualify.records import EXECUTED, FAILURES, CaseRecord, Verdict
 from qualify.toml_file import TomlFile, shown
 
+MAX_PATTERN, MAX_WAIVERS = 2000, 1000
 MAX_DAYS = 366
 """A waiver lasts a year at most; then someone has to look again."""
 
@@ -101,6 +103,8 @@ def waivers_in(file: TomlFile, today: date) -> tuple[Waiver, ...]:
         raise UsageError(
             f"{file.where} must hold [[waiver]] tables alone, got {shown(sorted(file.document))}; mend it"
         )
+    if len(rows) > MAX_WAIVERS:
+        raise UsageError(f"{file.where} must hold at most {MAX_WAIVERS} waivers, got {len(rows)}; split it")
     return tuple(_waiver(row, f"{file.where}, waiver {i}", today) for i, row in enumerate(rows, 1))
 
 
@@ -112,6 +116,10 @@ def _waiver(row: Any, where: str, today: date) -> Waiver:
         known = ", ".join((*TEXTS, "expires", *OPTIONS))
         raise UsageError(f"{where}: knows {known}, got {shown(unknown[0])!r}; remove it")
     texts: dict[str, Any] = {name: _text(row.get(name), name, where) for name in TEXTS}
+    if len(texts["cases"]) > MAX_PATTERN:
+        raise UsageError(
+            f"{where}: cases must be at most {MAX_PATTERN} characters, got {len(texts['cases'])}; use stars"
+        )
     if not texts["cases"].replace("*", "").replace("?", "").strip():
         raise UsageError(f"{where}: must name some cases, got {shown(row['cases'])!r}; narrow the pattern")
     read = {name: read(row[name], name, where) for name, read in READ.items() if name in row}
@@ -286,14 +294,22 @@ def glob(pattern: str, text: str) -> bool:
     Pieces between stars are looked for from left to right, each at its first place: no backtracking, so that
     a pattern with many stars cannot hang its reader.
     """
-    first, *others = [re.escape(piece).replace(r"\?", ".") for piece in pattern.split("*")]
+    first, *others = _pieces(pattern)
     if not others:
-        return bool(re.fullmatch(first, text, re.DOTALL))
-    start = re.match(first, text, re.DOTALL)
+        return bool(first.fullmatch(text))
+    start = first.match(text)
     place = start.end() if start else -1
     for piece in others[:-1]:
-        found = re.compile(piece, re.DOTALL).search(text, place) if place >= 0 else None
-        place = found.end() if found else -1
-    length = len(pattern) - pattern.rfind("*") - 1
-    end = len(text) - length
-    return 0 <= place <= end and bool(re.fullmatch(others[-1], text[end:], re.DOTALL))
+        found = piece.search(text, place) if place >= 0 else None
+        if found is None:
+            return False
+        place = found.end()
+    end = len(text) - (len(pattern) - pattern.rfind("*") - 1)
+    return 0 <= place <= end and bool(others[-1].fullmatch(text, end))
+
+
+@lru_cache(maxsize=4096)
+def _pieces(pattern: str) -> tuple[re.Pattern[str], ...]:
+    """What stands between the stars of a pattern."""
+    pieces = re.sub(r"\*+", "*", pattern).split("*")
+    return tuple(re.compile(re.escape(piece).replace(r"\?", "."), re.DOTALL) for piece in pieces)

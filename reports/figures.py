@@ -40,6 +40,11 @@ def axis_value(case: CaseRecord, axis: str) -> str:
     return case.levels.get(axis, "–")
 
 
+def places(case: CaseRecord) -> list[tuple[str, str]]:
+    """Every axis that a case stands on, CASE_AXES included, with its level."""
+    return [*((axis, str(getattr(case, axis))) for axis in CASE_AXES), *case.levels.items()]
+
+
 def case_margin(case: CaseRecord) -> float | None:
     """The tightest margin of a case; None where nothing was compared."""
     return max((orderable(c.margin) for c in case.comparisons), default=None)

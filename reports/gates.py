@@ -209,18 +209,22 @@ def _max_skipped_share(limit: Any, scene: Scene) -> Iterator[Gate]:
 
 def _by_level(name: str, executed: bool) -> Rule:
     def rule(axes: Any, scene: Scene) -> Iterator[Gate]:
+        planned = Counter(place for case in scene.judged for place in figures.places(case))
+        found = Counter(
+            place
+            for case in scene.judged
+            if (case.verdict in EXECUTED) is executed
+            for place in figures.places(case)
+        )
         for axis, levels in sorted(axes.items()):
-            planned = Counter(figures.axis_value(case, axis) for case in scene.judged)
-            found = Counter(
-                figures.axis_value(case, axis)
-                for case in scene.judged
-                if (case.verdict in EXECUTED) is executed
-            )
             for level, limit in sorted(levels.items()):
-                enough = found[level] >= limit if executed else found[level] <= limit
-                because = "" if planned[level] else "no planned case is on this level"
-                value, asked = text.count(found[level]), text.count(int(limit))
-                yield Gate(f"{name} {axis}:{level}", value, asked, enough and not because, because)
+                number = found[axis, level]
+                enough = number >= limit if executed else number <= limit
+                because = "" if planned[axis, level] else "no planned case is on this level"
+                passed = enough and not because
+                yield Gate(
+                    f"{name} {axis}:{level}", text.count(number), text.count(int(limit)), passed, because
+                )
 
     return rule
 

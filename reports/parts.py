@@ -11,7 +11,7 @@ from qualify.packing import packed, written
 from qualify.records import CaseRecord, Verdict, jsonable
 from qualify.skips import allowed
 from qualify.verdicts import Exclusion
-from reports.model import Body
+from reports.model import Body, Control, Skip
 from reports.reading import ReceiptError, reader
 from reports.rederive import control_checks, excluded, restated, skip_tallies
 
@@ -64,6 +64,22 @@ def skip_rows(records: Sequence[CaseRecord], budgets: Mapping[str, int | None]) 
         }
         for (requirement, seen), found in grouped.items()
     ]
+
+
+def controls(body: Body) -> tuple[Control, ...]:
+    """The planted faults as the cases tell of them."""
+    checks = control_checks(body.plan)
+    rows = [control_row(case) for case in body.cases if case.check in checks]
+    found: tuple[Control, ...] = reader(tuple[Control, ...])(jsonable(rows), "controls")
+    return found
+
+
+def skips(body: Body) -> tuple[Skip, ...]:
+    """What the cases say was kept from running, under the budgets of the plan."""
+    found: tuple[Skip, ...] = reader(tuple[Skip, ...])(
+        skip_rows(body.cases, allowed(skip_tallies(body))), "skips"
+    )
+    return found
 
 
 def rebuilt(raw: Mapping[str, Any], body: Body | None = None) -> dict[str, Any]:

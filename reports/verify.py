@@ -6,6 +6,7 @@ run; the cover is counted again; every digest, the schema and the signature are 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +17,18 @@ from typing import Any
 from qualify.canonical import canonical_bytes, digest, digest_bytes
 from qualify.packing import packed, written
 from qualify.records import EXECUTED, CaseRecord, Verdict
-from qualify.skips import allowed
 from qualify.toml_file import TomlFile
 from qualify.verdicts import of_comparisons
 from qualify.waivers import waivers_in
-from reports import cover, gates, gating, rederive, schema, signing
+from reports import cover, effort, gates, gating, parts, rederive, schema, signing
 from reports.identities import Identity
 from reports.model import Body, Evidence, Receipt, from_json
 from reports.reading import ReceiptError, parse_json, read_bytes, read_packed_bytes, short, without_collector
 
 WITHOUT_COMPARISON = frozenset({Verdict.ERROR, Verdict.CRASH, Verdict.HANG})
+SIGNED = "filter"
+"""The kind of comparison whose figure may be below zero: a projection."""
+
 MAX_NAMED = 3
 
 
@@ -72,8 +75,10 @@ def verify(
         receipt, findings = _opened(path)
         if receipt is None:
             return Verification(None, tuple(findings))
-        for step, check in STEPS:
-            findings.append(_finding(step, check, receipt))
+        findings.append(_finding("its size is that of a receipt", _size, receipt))
+        if not all(finding.passed for finding in findings):
+            return Verification(receipt, tuple(findings))
+        findings += [_finding(step, check, receipt) for step, check in STEPS]
         if policy is not None:
             findings.append(_finding("the policy given", lambda r: _is_policy(r, policy), receipt))
         if waivers is not None:
@@ -111,6 +116,10 @@ def _said_once(receipt: Receipt, data: bytes) -> Iterator[str]:
         yield "another text with the same content"
 
 
+def _size(receipt: Receipt) -> Iterator[str]:
+    yield from effort.excessive(receipt.body)
+
+
 def _finding(step: str, check: Callable[[Receipt], Iterator[str]], receipt: Receipt) -> Finding:
     wrong = []
     try:
@@ -140,6 +149,9 @@ def _case(case: CaseRecord) -> Iterator[str]:
         yield f"{case.case_id} is {case.verdict}, its comparisons say {expected}"
     if case.verdict not in EXECUTED and case.comparisons:
         yield f"{case.case_id} is {case.verdict} and yet compared something"
+    for c in case.comparisons:
+        if (c.error < 0 and c.kind != SIGNED) or c.error == -math.inf:
+            yield f"{case.case_id}: {c.tensor} has an error of {c.error}"
 
 
 def _plan(receipt: Receipt) -> Iterator[str]:
@@ -186,10 +198,7 @@ def _cover(receipt: Receipt) -> Iterator[str]:
 def _parts(receipt: Receipt) -> Iterator[str]:
     """Controls, wrong answers and skips say what the cases say."""
     body = receipt.body
-    controls = rederive.control_checks(body.plan)
-    ran = {c.case_id: c for c in body.cases if c.check in controls}
-    caught = Counter((c.levels.get("fault", c.check), c.verdict is Verdict.PASSED) for c in ran.values())
-    if controls and Counter((c.name, c.caught) for c in body.controls) != caught:
+    if body.controls != parts.controls(body):
         yield "the controls are not those of the cases"
     by_id = {case.case_id: case for case in body.cases}
     required = rederive.excluded(body, body.cases)
@@ -216,14 +225,8 @@ def _parts(receipt: Receipt) -> Iterator[str]:
     )
     if builds and recorded != Counter((c.tensor, c.passed) for c in builds):
         yield "the compile tier is not that of the cases"
-    idle = (Verdict.SKIPPED, Verdict.UNSUPPORTED, Verdict.EXCLUDED)
-    counted = Counter((c.requirement, c.value_seen) for c in body.cases if c.verdict in idle)
-    budgets = allowed(rederive.skip_tallies(body))
-    recorded_skips = Counter({(s.requirement, s.value_seen): s.cases for s in body.skips})
-    if recorded_skips != counted or len(body.skips) != len(counted):
-        yield "the skips are not those of the cases"
-    if any(s.budget != budgets.get(s.requirement) for s in body.skips):
-        yield "the budgets of the skips are not those of the plan"
+    if body.skips != parts.skips(body):
+        yield "the skips are not those of the cases, under the budgets of the plan"
 
 
 def _excludes(cases: Mapping[str, CaseRecord], evidence: Evidence, wrong_answer: str) -> bool:
@@ -266,15 +269,32 @@ def _skips(receipt: Receipt) -> Iterator[str]:
             yield f"{case.case_id}: {case.value_seen} meets {case.requirement}, and yet it was skipped"
 
 
-def _gpus(receipt: Receipt) -> Iterator[str]:
-    """Every case ran on a GPU whose environment is recorded. (Parts of a GPU go by names of their own.)"""
-    gpus = [e.gpu for e in receipt.body.environments if e.gpu.get("uuid")]
-    if not gpus or any(gpu.get("mig") == "True" for gpu in gpus):
-        return
-    known = {gpu["uuid"] for gpu in gpus}
+def _machines(receipt: Receipt) -> Iterator[str]:
+    """Every case ran in a worker and on a GPU whose environment is recorded.
+
+    One that crashed may not have got as far as to say where. Parts of a GPU go by names of their own.
+    """
+    environments = receipt.body.environments
+    workers = {e.worker for e in environments}
+    if len(workers) != len(environments):
+        yield "a worker has two environments"
+    gpus = {e.gpu["uuid"] for e in environments if e.gpu.get("uuid")}
+    whole = gpus and not any(e.gpu.get("mig") == "True" for e in environments)
     for case in receipt.body.cases:
-        if case.gpu and case.gpu not in known:
+        ran = case.verdict in (Verdict.PASSED, Verdict.STALE_WAIVER)
+        if case.worker not in workers and (ran or case.worker):
+            yield f"{case.case_id} ran in {case.worker or 'no worker'}, which no recorded environment is of"
+        if whole and case.gpu and case.gpu not in gpus:
             yield f"{case.case_id} ran on {case.gpu}, which no recorded environment has"
+
+
+def _shards(receipt: Receipt) -> Iterator[str]:
+    """The shards that a merged receipt lists hold its cases, each once."""
+    shards = receipt.body.header.shards
+    if shards and [shard.index for shard in shards] != list(range(len(shards))):
+        yield "a shard is missing or listed twice"
+    if shards and sum(shard.cases for shard in shards) != len(receipt.body.cases):
+        yield "the shards do not add up to the cases"
 
 
 def _sm_number(text: str) -> int:
@@ -329,15 +349,10 @@ def _gates(receipt: Receipt) -> Iterator[str]:
         return
     if date.fromisoformat(body.policy.day) < _day(body.header.time):
         yield f"the policy was applied on {body.policy.day}, before the run"
-    derived = gating.results_of(body)
-    yield from (
-        f"{found.rule} is recorded as {found.value}, asked: {found.limit}; it does not follow"
-        for found in body.gates
-        if found not in derived
-    )
-    yield from (f"{gate.rule} is not recorded" for gate in derived if gate not in body.gates)
-    if len(body.gates) != len(derived):
-        yield f"{len(derived)} results follow, {len(body.gates)} are recorded"
+    recorded, derived = Counter(body.gates), Counter(gating.results_of(body))
+    for found in recorded - derived:
+        yield f"{found.rule} is recorded as {found.value}, asked: {found.limit}; it does not follow"
+    yield from (f"{gate.rule} is not recorded" for gate in derived - recorded)
 
 
 def _is_policy(receipt: Receipt, file: TomlFile) -> Iterator[str]:
@@ -384,7 +399,8 @@ STEPS: Sequence[tuple[str, Callable[[Receipt], Iterator[str]]]] = (
     ("the cover, counted again", _cover),
     ("controls, wrong answers and skips follow from the cases", _parts),
     ("every skip holds", _skips),
-    ("every case ran on a recorded GPU", _gpus),
+    ("every case ran on a recorded machine", _machines),
+    ("the shards of the run", _shards),
     ("waivers, applied again", _waivers),
     ("the policy, applied again", _gates),
     ("the verdict, derived again", _verdict),
@@ -422,5 +438,7 @@ def _signature(
 
 def disagreement(body: Body) -> str:
     """Why the recorded verdict does not follow from the rest, for the page; empty when it does."""
+    for problem in effort.excessive(body):
+        return problem
     found = rederive.judgement(body)
     return "" if found.overall is body.header.verdict else f"it would be {found.overall}"
