@@ -154,6 +154,45 @@ def invent_a_key(body: dict[str, Any]) -> None:
     body["header"]["note"] = "trust me"
 
 
+def rename_a_fault(body: dict[str, Any]) -> None:
+    body["controls"][0]["fault"] = "nothing much"
+
+
+def reword_a_skip(body: dict[str, Any]) -> None:
+    body["skips"][0]["reason"] = "not needed"
+
+
+def err_below_zero(body: dict[str, Any]) -> None:
+    case = next(c for c in body["cases"] if c["verdict"] == "passed" and c["check"].startswith("op"))
+    case["comparisons"][0]["error"] = -1e6
+
+
+def run_in_an_unknown_worker(body: dict[str, Any]) -> None:
+    first(body, verdict="passed")["worker"] = "gw77"
+
+
+def run_in_no_worker(body: dict[str, Any]) -> None:
+    first(body, verdict="passed")["worker"] = ""
+
+
+def give_a_worker_two_machines(body: dict[str, Any]) -> None:
+    other = copy.deepcopy(body["environments"][0])
+    other["gpu"]["sm"] = "10.0"
+    body["environments"].append(other)
+
+
+def lose_a_shard(body: dict[str, Any]) -> None:
+    half = len(body["cases"]) // 2
+    body["header"]["shards"] = [
+        {"index": 0, "id": "a", "cases": half},
+        {"index": 2, "id": "b", "cases": half},
+    ]
+
+
+def pad_a_shard(body: dict[str, Any]) -> None:
+    body["header"]["shards"] = [{"index": 0, "id": "a", "cases": len(body["cases"]) + 1}]
+
+
 FORGERIES: list[Callable[[dict[str, Any]], None]] = [
     hide_a_failure,
     waive_without_a_waiver,
@@ -172,6 +211,14 @@ FORGERIES: list[Callable[[dict[str, Any]], None]] = [
     grant_more_skips,
     name_another_profile,
     invent_a_key,
+    rename_a_fault,
+    reword_a_skip,
+    err_below_zero,
+    run_in_an_unknown_worker,
+    run_in_no_worker,
+    give_a_worker_two_machines,
+    lose_a_shard,
+    pad_a_shard,
 ]
 
 
