@@ -71,7 +71,7 @@ def receipt_of(plan: Plan, log: Log) -> dict[str, Any]:
     body = {
         "header": _header(plan, log, run, judgement, shard),
         "subjects": facts,
-        "plan": _plan_part(plan),
+        "plan": plan_part(plan),
         "environments": list(log.environments.values()),
         "cases": [compact(record) for record in records],
         "controls": [_control(r) for r in records if r.check in controls],
@@ -178,7 +178,8 @@ def _header(
     }
 
 
-def _plan_part(plan: Plan) -> dict[str, Any]:
+def plan_part(plan: Plan) -> dict[str, Any]:
+    """What a receipt says of a plan."""
     covers = [
         {
             "scope": f"{c.check} on {c.sm}",

@@ -11,6 +11,7 @@ import typer
 
 from qualify.errors import Exit
 from qualify.records import Overall
+from qualify.tables import load_tables
 from qualify.toml_file import read_toml
 from qualify.verdicts import EXITS
 from reports import changes, exports, gating, history, identities, merge, page, signing, text, verify
@@ -77,11 +78,18 @@ def verify_(
     waivers: Annotated[
         Path | None, typer.Option("--waivers", help="The waivers that must have been applied, in TOML.")
     ] = None,
+    tables: Annotated[
+        str, typer.Option("--tables", help="Tables that the plan must follow from, such as suites.tables.")
+    ] = "",
+    shown: Annotated[
+        Path | None, typer.Option("--page", help="A page that must show this receipt and nothing else.")
+    ] = None,
 ) -> None:
     """Check a receipt offline: digests, schema, cover, the verdict derived again; with --key its signature.
 
-    With --policy and --waivers, that these very files were applied. With --sigstore-identity the signature
-    is sigstore's, whose trust root needs the network.
+    With --policy and --waivers, that these very files were applied; with --tables, that the plan is the one
+    that your tables make; with --page, that the page is its own. With --sigstore-identity the signature is
+    sigstore's, whose trust root needs the network.
     Exit code 0: it holds, whatever its verdict. 1: it does not.
     """
     path = _file(receipt)
@@ -98,6 +106,8 @@ def verify_(
         wheel or [],
         policy=read_toml(policy) if policy else None,
         waivers=read_toml(waivers) if waivers else None,
+        tables=load_tables(tables) if tables else None,
+        shown=shown,
     )
     for finding in result.findings:
         _say(f"{'ok     ' if finding.passed else 'FAILED '} {finding.step}: {finding.found}")

@@ -17,10 +17,11 @@ from typing import Any
 from qualify.canonical import canonical_bytes, digest, digest_bytes
 from qualify.packing import packed, written
 from qualify.records import EXECUTED, CaseRecord, Verdict
+from qualify.tables import Tables
 from qualify.toml_file import TomlFile
 from qualify.verdicts import of_comparisons
 from qualify.waivers import waivers_in
-from reports import cover, effort, gates, gating, parts, rederive, schema, signing
+from reports import cover, effort, gates, gating, page, parts, rederive, replan, schema, signing
 from reports.identities import Identity
 from reports.model import Body, Evidence, Receipt, from_json
 from reports.reading import ReceiptError, parse_json, read_bytes, read_packed_bytes, short, without_collector
@@ -61,6 +62,8 @@ def verify(
     wheels: Sequence[Path] = (),
     policy: TomlFile | None = None,
     waivers: TomlFile | None = None,
+    tables: Tables | None = None,
+    shown: Path | None = None,
 ) -> Verification:
     """Verifies a receipt and, when an envelope is given, its signature.
 
@@ -70,6 +73,8 @@ def verify(
         trusted: public keys, or an identity that sigstore certifies; the latter is not checked offline.
         wheels: what is about to be released; each must be what was signed for.
         policy, waivers: files that must be those that were applied.
+        tables: what the plan must follow from.
+        shown: a page that must be the one that this version makes of the receipt.
     """
     with without_collector():
         receipt, findings = _opened(path)
@@ -79,10 +84,14 @@ def verify(
         if not all(finding.passed for finding in findings):
             return Verification(receipt, tuple(findings))
         findings += [_finding(step, check, receipt) for step, check in STEPS]
+        if tables is not None:
+            findings.append(_finding("the tables given", lambda r: replan.differences(r, tables), receipt))
         if policy is not None:
             findings.append(_finding("the policy given", lambda r: _is_policy(r, policy), receipt))
         if waivers is not None:
             findings.append(_finding("the waivers given", lambda r: _are_waivers(r, waivers), receipt))
+        if shown is not None:
+            findings.append(_finding("the page given", lambda r: _page(r, shown), receipt))
         findings.append(_finding("files of the manifest", lambda r: _manifest(r, path.parent), receipt))
         if envelope is not None:
             findings.append(_signature(receipt, envelope, trusted, wheels))
@@ -405,6 +414,12 @@ STEPS: Sequence[tuple[str, Callable[[Receipt], Iterator[str]]]] = (
     ("the policy, applied again", _gates),
     ("the verdict, derived again", _verdict),
 )
+
+
+def _page(receipt: Receipt, path: Path) -> Iterator[str]:
+    """The page says what the receipt says, letter for letter as this version writes it."""
+    if page.render(receipt, disagreement(receipt.body)).encode("utf-8", "replace") != read_bytes(path):
+        yield f"{path.name} is another page than this version makes of the receipt; render your own"
 
 
 def _manifest(receipt: Receipt, folder: Path) -> Iterator[str]:

@@ -150,6 +150,20 @@ def test_verify_tells_whose_policy_it_was(app: typer.Typer, tmp_path: Path) -> N
     assert "no waivers were applied" in said
 
 
+def test_a_page_that_says_something_else_is_refused(app: typer.Typer, tmp_path: Path) -> None:
+    """The receipt is sound; the page beside it was edited, or shows another receipt."""
+    folder, other = run_folder(tmp_path / "run", failures=1), run_folder(tmp_path / "other")
+    page = folder / "receipt.html"
+    assert call(app, "export", folder, "--html", page)[0] == 0
+    assert call(app, "verify", folder, "--page", page)[0] == 0
+    page.write_text(page.read_text().replace("Not qualified", "Qualified"))
+    code, said = call(app, "verify", folder, "--page", page)
+    assert code == 1
+    assert "FAILED  the page given: receipt.html is another page" in said
+    assert call(app, "export", other, "--html", page)[0] == 0
+    assert call(app, "verify", folder, "--page", page)[0] == 1
+
+
 def test_history_and_export_write_what_they_are_asked_for(app: typer.Typer, tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     assert call(app, "history", tmp_path, "--out", tmp_path / "history.html")[0] == 0
