@@ -251,7 +251,7 @@ def apply_another_file(body: Body) -> None:
     body["waiver_file"] |= {"digest": "sha256:" + "0" * 64}
 
 
-WHOLE_STORIES = {
+WHOLE_STORIES: dict[Callable[[Body], None], str] = {
     loosen_the_policy: "the policy given",
     apply_another_policy: "the policy given",
     strike_the_policy: "the policy given",
