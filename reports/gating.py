@@ -76,6 +76,8 @@ def gated(
     facts = PolicyFacts(policy.name, policy.digest, today.isoformat(), rules)
     with without_collector():
         body = replace(reader(Body)(raw, "receipt"), gates=(), comparison=None, policy=facts)
+        ungated = rederive.judgement(body)
+        body = replace(body, header=replace(body.header, verdict=ungated.overall, reasons=ungated.reasons))
         moved = changes.compare(baseline, Receipt(receipt_id, body, raw)) if baseline else None
         body = replace(body, comparison=moved)
         results = results_of(body)

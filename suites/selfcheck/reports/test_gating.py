@@ -291,6 +291,20 @@ def test_the_signed_statement_names_policy_and_waivers(files: Any, tmp_path: Pat
     assert (named["policy"], named["waivers"]) == (policy.digest, waivers.digest)
 
 
+def test_what_earlier_gates_said_is_no_change_since_the_baseline(tmp_path: Path) -> None:
+    """A run that a strict policy failed is compared, under the next policy, by what its cases say."""
+    strict, other = tmp_path / "strict.toml", tmp_path / "other.toml"
+    strict.write_text("max_margin = 0.1")
+    other.write_text("no_worse = true")
+    baseline = from_json(synthetic.receipt(60))
+    failed, _ = gated(baseline.raw, read_toml(strict), None, "sha256:x", TODAY)
+    assert failed["header"]["verdict"] == "NOT_QUALIFIED"
+    again, results = gated(failed, read_toml(other), baseline, "sha256:x", TODAY)
+    assert [gate.rule for gate in results if not gate.passed] == []
+    assert again["header"]["verdict"] == "QUALIFIED"
+    assert wrong(checked(again, tmp_path)) == []
+
+
 def test_waivers_of_another_profile_are_applied_once_too(files: Any, tmp_path: Path) -> None:
     path = tmp_path / "waivers.toml"
     path.write_text(WAIVER.format(cases="kernels/op*", verdict="crash") + 'profile = "b200"\n')
