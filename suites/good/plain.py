@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -73,17 +74,17 @@ class Plain(EagerGDN):
         total = s.g.cumsum(1)
         size = total.shape[1]
         below = torch.ones(size, size, dtype=torch.bool, device=total.device).tril()
-        gap = (total[:, :, None] - total[:, None, :]).masked_fill(~below, -torch.inf).exp()
+        gap = self.decay((total[:, :, None] - total[:, None, :]).masked_fill(~below, -torch.inf))
         lower = (s.beta[..., None] * (s.k @ s.k.mT) * gap).tril(-1)
-        right = torch.cat([s.beta[..., None] * s.v, (s.beta * total.exp())[..., None] * s.k], -1)
+        right = torch.cat([s.beta[..., None] * s.v, (s.beta * self.decay(total))[..., None] * s.k], -1)
         solved, values = self.solved(lower, right), s.v.shape[-1]
         u, w = solved[..., :values], solved[..., values:]
         w = self.rounded_w(w.to(call.k.dtype), call).to(self.compute)
         new = u - w @ state
         scores = call.scale * (s.q @ s.k.mT) * gap
-        o = (call.scale * total.exp())[..., None] * (s.q @ state) + scores @ new
-        kept = (total[:, -1:] - total).exp()[..., None] * s.k
-        return o, total[:, -1].exp()[:, None, None] * state + kept.mT @ new
+        o = (call.scale * self.decay(total))[..., None] * (s.q @ state) + scores @ new
+        kept = self.decay(total[:, -1:] - total)[..., None] * s.k
+        return o, self.decay(total[:, -1])[:, None, None] * state + kept.mT @ new
 
     def solved(self, lower: Tensor, right: Tensor) -> Tensor:
         """`(I + L)^-1 right`, without the inverse."""
@@ -114,6 +115,18 @@ class PlainInDouble(Plain):
     """The same with everything inside in fp64."""
 
     compute = torch.float64
+
+
+class PlainInPowersOfTwo(Plain):
+    """The same with gates in units of log 2: dg is multiplied by ln 2 and by log2 e on its way back."""
+
+    def chunk(self, s: Sequence, state: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """As the chunk form, of scaled gates."""
+        return super().chunk(replace(s, g=s.g * math.log2(math.e)), state, call)
+
+    def decay(self, G: Tensor) -> Tensor:
+        """`2^G`."""
+        return torch.exp2(G)
 
 
 class TokenByToken(Plain):

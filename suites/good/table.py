@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from qualify.subjects import Subject, subject_from_module
-from suites.good.plain import Plain, PlainInDouble, TokenByToken
+from suites.good.plain import Plain, PlainInDouble, PlainInPowersOfTwo, TokenByToken
 from suites.good.variants import (
     BinaryExponentials,
     CarrierGroups,
@@ -16,6 +16,7 @@ from suites.good.variants import (
     Ieee,
     InverseAdjoint,
     Merged,
+    OnePass,
     OtherStrides,
     Recomputed,
     ReversedSums,
@@ -60,6 +61,7 @@ _ROWS = (
     Good("plain", Plain, "autograd, full fp32, no inverse", _IEEE),
     Good("plain_undeclared", Plain, "more precise than it says"),
     Good("plain_in_double", PlainInDouble, "rounds to fp32 at the sites and at the end alone"),
+    Good("plain_in_powers_of_two", PlainInPowersOfTwo, "dg is a few fp32 roundings off", _IEEE),
     Good("token_by_token", TokenByToken, "no chunk form where W has no site"),
     Good("ieee", Ieee, "keeps all operands in fp32"),
     Good("truncated_tf32", TruncatedTf32, "errors of operands all point one way"),
@@ -76,6 +78,7 @@ _ROWS = (
     Good("binary_exponentials", BinaryExponentials, "exp2 of scaled gates"),
     Good("carrier_groups", CarrierGroups, "heads of a group are rounded before they are summed"),
     Good("whole_chunks", WholeChunks, "packed sequences are padded inside"),
+    Good("one_pass", OnePass, "refuses a second backward pass through a graph"),
     Good("cast", Cast, "codes come from the framework"),
     Good("unordered", Unordered, "not deterministic, and declared so", {"DETERMINISTIC": False}),
 )

@@ -263,3 +263,14 @@ class Tf32Everywhere(EagerGDN):
     def operand(self, x: Tensor, n: Notes) -> Tensor:
         """Eleven bits."""
         return tf32(x)
+
+
+class OnePass(EagerGDN):
+    """What the forward saved is given back by the first backward, and a second one is refused."""
+
+    def through_solve(self, n: Notes) -> None:
+        """As ever, once."""
+        if "spent" in vars(n):
+            raise RuntimeError("a backward pass must be the only one of its forward, got a second; run both")
+        super().through_solve(n)
+        n.spent = True

@@ -23,7 +23,9 @@ def _of_each_kind(number: int, *named: str) -> tuple[str, ...]:
 
 
 QUICK_FAULTS = _of_each_kind(1)
-CPU_FAULTS = _of_each_kind(3, "solve_adjoint_at_rounded_w")
+CPU_FAULTS = _of_each_kind(
+    3, "solve_adjoint_at_rounded_w", "states_in_one_buffer", "dk_only_beside_dq", "w_scale_of_a_group"
+)
 """Planted faults of the CPU profiles, in every carrier; GPU profiles and the session `controls` run all."""
 
 _SMALL = {"heads": ("16x16", "32x48"), "length": ("17", "65"), "grouping": ("hv1", "hv2")}
