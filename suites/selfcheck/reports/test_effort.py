@@ -15,7 +15,7 @@ from reports.verify import disagreement, verify
 from suites.selfcheck.reports import synthetic
 
 Body = dict[str, Any]
-MANY = 3000
+MANY = 800
 
 
 def count_tuples_of_twenty_axes(body: Body) -> None:
