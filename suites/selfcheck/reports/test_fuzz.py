@@ -24,7 +24,7 @@ from reports.gates import rules_in
 from reports.reading import ReceiptError, parse_json
 from suites.selfcheck.reports import fuzz
 
-DAMAGED, FEW = 300, 60
+DAMAGED, FEW = 300, 150
 ROOT = Path(__file__).parents[3]
 
 
@@ -48,7 +48,9 @@ def lenient_toml(path: Path) -> Mapping[str, Any]:
 
 
 def forgetful_toml(path: Path) -> Mapping[str, Any]:
-    return {**rules_in(read_toml(path)), "max_margin": 0.97}
+    """A reader that keeps to the usual whatever a valid file says."""
+    rules = rules_in(read_toml(path))
+    return fuzz.policy_says(fuzz.POLICY) or rules
 
 
 @pytest.mark.parametrize(
