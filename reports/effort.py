@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import comb
 
-from qualify.exclusions import places_of
+from qualify.exclusions import Place, places_of
 from qualify.records import EXECUTED
 from qualify.skips import KEPT
 from reports.cover import REGIME, SM
@@ -57,9 +57,13 @@ def _tuples(sizes: Sequence[int], strength: int) -> int:
 
 def _wrong_answers(body: Body) -> int:
     """Cases that are asked whether they rule a wrong answer out at a place."""
-    executed = [case for case in body.cases if case.verdict in EXECUTED]
-    places = len({place for case in executed for place in places_of(case.levels)})
-    return len(body.subjects) * len(body.plan.wrong_answers) * places * len(executed)
+    executed = Counter(case.subject for case in body.cases if case.verdict in EXECUTED)
+    places: dict[str, set[Place]] = {}
+    for case in body.cases:
+        if case.verdict in EXECUTED:
+            places.setdefault(case.subject, set()).update(places_of(case.levels))
+    asked = sum(len(places[subject]) * number for subject, number in executed.items())
+    return len(body.subjects) * len(body.cases) + len(body.plan.wrong_answers) * asked
 
 
 def _skips(body: Body) -> int:
