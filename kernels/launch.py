@@ -31,7 +31,6 @@ class LaunchRow:
         meta: constexpr tile sizes of the launch.
         num_warps: warps per program, 32 threads each.
         num_stages: software pipelining depth.
-        max_registers: the most registers of a thread, so that more blocks fit a processor; 0: no such limit.
         sm: smallest and largest SM (90 is SM 9.0) that the row is for, both included.
         where: fact -> the values that it may have (such as `{"carrier": ("fp32",)}`); no entry: any value.
         default: whether `row_for` may choose it; a row that is not is only ever forced.
@@ -43,7 +42,6 @@ class LaunchRow:
     meta: Mapping[str, int] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 2
-    max_registers: int = 0
     sm: tuple[int, int] = ANY_SM
     where: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     default: bool = True
@@ -67,11 +65,11 @@ class LaunchRow:
 
     def options(self) -> dict[str, int]:
         """The keyword arguments of a Triton launch that are not constexprs of the kernel."""
-        limit = {"maxnreg": self.max_registers} if self.max_registers else {}
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 _ROWS: dict[str, LaunchRow] = {}
+_CHOSEN: dict[tuple[object, ...], LaunchRow] = {}
 _FORCED: dict[str, LaunchRow] = {}
 _RECORDINGS: list[dict[str, str]] = []
 _LOCK = threading.Lock()  # backward kernels are launched from autograd's own threads
@@ -87,6 +85,7 @@ def register(rows: Iterable[LaunchRow]) -> tuple[LaunchRow, ...]:
     for row in rows:
         if _ROWS.setdefault(row.name, row) != row:
             raise ValueError(f"launch row names must be unique, got {row.name!r} twice; rename one")
+    _CHOSEN.clear()
     return rows
 
 
@@ -111,14 +110,22 @@ def row_for(kernel: str, sm: int, **facts: object) -> LaunchRow:
         raise ValueError(f"forced launch row {row.name!r} must fit SM {sm} and {facts}, it is for SM "
                          f"{row.sm} and {dict(row.where)}; force another row")  # fmt: skip
     if row is None:
-        found = (r for r in _ROWS.values() if r.kernel == kernel and r.default and r.fits(sm, facts))
-        row = next(found, None)
+        asked = (kernel, sm, *facts.items())
+        row = _CHOSEN.get(asked) or first_that_fits(kernel, sm, facts)
+        if row is not None:
+            _CHOSEN[asked] = row
     if row is None:
         raise ValueError(f"kernel {kernel!r} has no launch row for SM {sm} and {facts}; add one to its table")
     with _LOCK:
         for recording in _RECORDINGS:
             recording[kernel] = row.name
     return row
+
+
+def first_that_fits(kernel: str, sm: int, facts: Mapping[str, object]) -> LaunchRow | None:
+    """The first default row for a kernel, an SM and facts, or None."""
+    fitting = (r for r in _ROWS.values() if r.kernel == kernel and r.default and r.fits(sm, facts))
+    return next(fitting, None)
 
 
 @contextmanager

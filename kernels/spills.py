@@ -36,14 +36,12 @@ SPILLS: tuple[Spill, ...] = (
         696,
         "4 warps spill too; most where operands are in registers",
     ),
-    Spill("gdn_outer_gradient:bf16-w8-s3-128", 664, "fastest on an H200; 96 B where K and V are 128"),
+    Spill("gdn_outer_gradient:bf16-w8-s3-128", 664, "fastest on an H200; 24 B where K and V are 128"),
     Spill("gdn_outer_gradient:fp32-w8-32x32", 616, "fewest spills of the tiles that were tried"),
     Spill(
         "gdn_output:bf16-w4-bv128", 16, "20 % faster on an H200 than tiles of 64, and spills nothing there"
     ),
-    Spill("gdn_solve:bf16-w4", 216, "8 warps take twice as long on an H200, where this row spills nothing"),
-    Spill("gdn_solve:bf16-w4-r168", 64, "8 % faster on an H200 than with all registers"),
-    Spill("gdn_solve:fp32-w8", 16, "fewest spills of the rows that were tried"),
+    Spill("gdn_output:fp32-w4", 96, "none on an H200; smaller tiles read Q and K more often"),
     Spill("gdn_solve_gradient:bf16-w4-64x64", 656, "half the time of 8 warps with these tiles on an H200"),
     Spill(
         "gdn_solve_gradient:bf16-w8-128x128",
@@ -51,14 +49,15 @@ SPILLS: tuple[Spill, ...] = (
         "18 % faster on an H200 than tiles of 64; 16 B up to K = 128",
     ),
     Spill("gdn_solve_gradient:fp32-w8-32x32", 744, "X, dX and their products are 64 x 64 whatever the tile"),
-    Spill("gdn_state:bf16-w4-s2", 280, "8 warps spill nothing and take 13 % longer on an H200"),
+    Spill("gdn_state:bf16-w4-16", 8, "16 columns are the smallest tile that there is"),
+    Spill("gdn_state:bf16-w4-s3", 48, "8 warps take 16 % longer on an H200"),
     Spill("gdn_state:fp32-w8", 56, "fewest spills of the tiles that were tried"),
     Spill(
         "gdn_state:fp32-w8-halves",
         3072,
         "a [256, 128] group in fp32 is 128 registers of each of 256 threads; only K = 256 takes this row",
     ),
-    Spill("gdn_state_gradient:bf16-w4-s3", 8, "20 % faster on an H200 than two stages"),
+    Spill("gdn_state_gradient:bf16-w4-s2-64", 152, "8 warps take 70 % longer on an H200"),
     Spill(
         "gdn_state_gradient:bf16-w8",
         464,

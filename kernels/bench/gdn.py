@@ -304,6 +304,8 @@ def measure(config: Config, oracle: Op, repeats: int) -> list[dict[str, Any]]:
             op = load()
             x = make_inputs(judged)
             parts = calls(op, judged, x, **options)
+            _ = triton.runtime.driver.active.utils  # built once for all kernels of a machine
+            torch.cuda.synchronize()
             begin = time.perf_counter()
             parts["forward+backward"]()
             torch.cuda.synchronize()

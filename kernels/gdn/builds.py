@@ -84,26 +84,25 @@ class Kernel:
 
 
 KERNELS = {
-    "gdn_solve": Kernel("prepare:solve_kernel", "k:c g:f beta:f gate_sums:f inverse:m"),
-    "gdn_prepare": Kernel("prepare:prepare_kernel", "k:c v:c beta:f gate_sums:f inverse:m w:c u:m"),
+    "gdn_solve": Kernel("prepare:solve_kernel", "k:c g:f beta:f gates:f inverse:m scratch:f"),
+    "gdn_prepare": Kernel("prepare:prepare_kernel", "k:c v:c beta:f gates:f inverse:m w:c u:m"),
     "gdn_state": Kernel(
         "state:state_pass_kernel",
-        "k:c w:c u:m gate_sums:f initial_state:f states:m v_new:m final_state:f raw_states:-",
+        "k:c w:c u:m gates:f initial_state:f states:m v_new:m final_state:f raw_states:-",
     ),
-    "gdn_output": Kernel("output:output_kernel", "q:c k:c v_new:m gate_sums:f states:m o:c"),
-    "gdn_local_gradient": Kernel("output:local_gradient_kernel", "q:c k:c do:c gate_sums:f dv_new:m"),
+    "gdn_output": Kernel("output:output_kernel", "q:c k:c v_new:m gates:f states:m o:c"),
+    "gdn_local_gradient": Kernel("output:local_gradient_kernel", "q:c k:c do:c gates:f dv_new:m do_scaled:m"),
     "gdn_state_gradient": Kernel(
         "state:state_gradient_kernel",
-        "q:c k:c w:c gate_sums:f do:c d_final_state:f d_states:m dv_new:m d_initial_state:f",
+        "q:c k:c w:c gates:f do_scaled:m d_final_state:f d_states:m dv_new:m d_initial_state:f",
     ),
     "gdn_outer_gradient": Kernel(
         "gradients:outer_gradient_kernel",
-        "q:c k:c v_new:m gate_sums:f do:c dv_new:m states:m d_states:m dq:c dk:f dw:m d_gate_sums:f "
-        "d_to_end:f",
+        "q:c k:c v_new:m gates:f do:c dv_new:m states:m d_states:m dq:c dk:f dw:m d_gate_sums:f d_to_end:f",
     ),
     "gdn_solve_gradient": Kernel(
         "solve_gradient:solve_gradient_kernel",
-        "k:c v:c beta:f gate_sums:f inverse:m dw:m dv_new:m dk_partial:f dk:c dv:c d_gate_sums:f d_beta:f",
+        "k:c v:c beta:f gates:f inverse:m dw:m dv_new:m dk_partial:f dk:c dv:c d_gate_sums:f d_beta:f",
     ),
     "gdn_gate_gradient": Kernel(
         "solve_gradient:gate_gradient_kernel",

@@ -42,6 +42,13 @@ class Chunks:
         return self.cu_seqlens is not None
 
 
+def count_chunks(batch: int, length: int, cu_seqlens: Tensor | None) -> int:
+    """Entries of the chunk table: every packed sequence has at most one partial chunk, so these suffice."""
+    if cu_seqlens is None:
+        return batch * -(-length // CHUNK_SIZE)
+    return length // CHUNK_SIZE + cu_seqlens.shape[0] - 1
+
+
 def cut_into_chunks(batch: int, length: int, cu_seqlens: Tensor | None) -> Chunks:
     """The chunks of B sequences of one length, or of packed sequences; never waits for the device.
 
@@ -51,11 +58,10 @@ def cut_into_chunks(batch: int, length: int, cu_seqlens: Tensor | None) -> Chunk
     """
     per_sequence = -(-length // CHUNK_SIZE)
     if cu_seqlens is None:
-        return Chunks(batch, batch * per_sequence, batch * length, length, per_sequence)
+        return Chunks(batch, count_chunks(batch, length, None), batch * length, length, per_sequence)
     boundaries = cu_seqlens.contiguous()
     n = boundaries.numel() - 1
-    # every sequence has at most one partial chunk, so this many entries always suffice
-    count = length // CHUNK_SIZE + n
+    count = count_chunks(batch, length, cu_seqlens)
     per = (boundaries.diff() + (CHUNK_SIZE - 1)) // CHUNK_SIZE
     ends = per.cumsum(0)
     offsets = ends - per

@@ -5,9 +5,12 @@ Nothing is checked and nothing is differentiated here; `op.py` does the first be
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -108,6 +111,42 @@ class Fork:
             self.main.wait_stream(self.side)
 
 
+_AHEAD: ContextVar[bool] = ContextVar("compiling_ahead", default=False)
+_COMPILED: set[Hashable] = set()
+
+
+def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+    """Launches a kernel on a grid of one axis; where kernels are compiled ahead, only has it compiled."""
+    if _AHEAD.get():
+        kernel.warmup(*arguments, grid=(programs,), **constants)
+    else:
+        kernel[(programs,)](*arguments, **constants)
+
+
+def compile_ahead(x: Tensor, key: Hashable, launches: Callable[[], object]) -> None:
+    """Has all kernels of some launches compiled and loaded at the same time, when a key is first seen.
+
+    Without this it is done for one after the other, each when it is first launched.
+    """
+    if x.device.type != "cuda" or key in _COMPILED or not hasattr(triton, "AsyncCompileMode"):
+        return
+    _COMPILED.add(key)
+    token = _AHEAD.set(True)
+    try:
+        with ThreadPoolExecutor() as pool:
+            with triton.AsyncCompileMode(pool) as compiling:
+                launches()
+            list(pool.map(partial(load_kernel, x.device), compiling.future_kernels.values()))
+    finally:
+        _AHEAD.reset(token)
+
+
+def load_kernel(device: torch.device, compiled: Any) -> None:
+    """Loads a compiled kernel onto a device; Triton builds the function that launches it, in C."""
+    with torch.cuda.device(device):
+        _ = compiled.result().run  # made when it is first asked for
+
+
 def launched_on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
     """Launches go to this stream while the context lasts; None: to the current one."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)
@@ -172,6 +211,11 @@ class Call:
             "PACKED": self.chunks.packed,
         }
 
+    def key(self, *more: Hashable) -> Hashable:
+        """What the kernels of this call are compiled for, but for the device and alignments."""
+        sizes = (self.carrier, self.H, self.HV, self.K, self.V, self.chunks.packed)
+        return (self.settings, *sizes, *more)
+
     def conversion(self, fmt: str | None) -> str:
         """How codes are computed here."""
         return choose_conversion(self.sm, fmt) if fmt else "portable"
@@ -181,6 +225,10 @@ class Call:
         sizes = {"BKT": padded(self.K), "BV": padded(self.V)}
         return {name: min(row.meta[name], size) for name, size in sizes.items() if name in row.meta}
 
+    def chunk_values(self, like: Tensor) -> Tensor:
+        """Memory for values of every token, `[chunks, HV, V, 64]`: the order in which the state is held."""
+        return self.empty(like, self.chunks.count, self.HV, self.V, CHUNK_SIZE)
+
     def empty(self, like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Memory for a result."""
         return torch.empty(shape, dtype=dtype or self.operand_dtype, device=like.device)
@@ -188,54 +236,64 @@ class Call:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What one chunk is reduced to: cumulative gate, X = (I + L)^-1, W (rounded when its site is on), U."""
+    """What a chunk is reduced to, padded to 64 rows.
 
-    gate_sums: Tensor
+    Attributes:
+        gates: `[chunks, HV, 2, 64]` fp32, its cumulative gate G, and exp(G_last - G).
+        inverse: `[chunks, HV, 64, 64]`, X = (I + L)^-1.
+        w: `[chunks, HV, 64, K]`, W, rounded when its site is on.
+        u: `[chunks, HV, V, 64]`, U transposed, as the state is.
+    """
+
+    gates: Tensor
     inverse: Tensor
     w: Tensor
     u: Tensor
 
 
 def solve(call: Call, k: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """The cumulative gate and X of every chunk."""
-    tokens, c = k.shape[:2], call.chunks
-    gate_sums = call.empty(k, *tokens, call.HV, dtype=torch.float32)
-    inverse = call.empty(k, *tokens, call.HV, CHUNK_SIZE)
+    """The gates and X of every chunk."""
+    c = call.chunks
+    gates = call.empty(k, c.count, call.HV, 2, CHUNK_SIZE, dtype=torch.float32)
+    inverse = call.empty(k, c.count, call.HV, CHUNK_SIZE, CHUNK_SIZE)
+    scratch = call.empty(k, c.count, call.HV, CHUNK_SIZE, CHUNK_SIZE, dtype=torch.float32)
     row = call.row("gdn_solve")
     constants = {name: value for name, value in call.constants().items() if name != "V"}
     if c.count * call.HV:
-        solve_kernel[(c.count * call.HV,)](
-            k, g, beta, gate_sums, inverse, c.table, c.cu_seqlens, *call.shape(),
+        launch(
+            solve_kernel, c.count * call.HV,
+            k, g, beta, gates, inverse, scratch, c.table, c.cu_seqlens, *call.shape(),
             SOLVE_PRECISION=SOLVE_PRECISION[call.settings.input_precision],
             **call.tiles(row), **constants, **row.options(),
         )  # fmt: skip
-    return gate_sums, inverse
+    return gates, inverse
 
 
 def prepare(
     call: Call, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, w_format: str | None,
     saved: tuple[Tensor, Tensor, Tensor | None] | None = None, stream: torch.cuda.Stream | None = None,
 ) -> Prepared:  # fmt: skip
-    """Solves every chunk; or, from the saved gate sums, X and perhaps W, makes U (and W) again."""
-    tokens, c = k.shape[:2], call.chunks
-    gate_sums, inverse, w = saved if saved is not None else (*solve(call, k, g, beta), None)
+    """Solves every chunk; or, from the saved gates, X and perhaps W, makes U (and W) again."""
+    c = call.chunks
+    gates, inverse, w = saved if saved is not None else (*solve(call, k, g, beta), None)
     write_w = w is None
-    w = call.empty(k, *tokens, call.HV, call.K, dtype=call.carrier) if w is None else w
-    u = call.empty(k, *tokens, call.HV, call.V)
+    w = call.empty(k, c.count, call.HV, CHUNK_SIZE, call.K, dtype=call.carrier) if w is None else w
+    u = call.chunk_values(k)
     row = call.row("gdn_prepare")
     if c.count * call.HV:
         with launched_on(stream):
-            prepare_kernel[(c.count * call.HV,)](
-                k, v, beta, gate_sums, inverse, w, u, c.table, c.cu_seqlens, *call.shape(),
+            launch(
+                prepare_kernel, c.count * call.HV,
+                k, v, beta, gates, inverse, w, u, c.table, c.cu_seqlens, *call.shape(),
                 BK=padded(call.K), WRITE_W=write_w, W_FORMAT=w_format or "none",
                 CONVERSION=call.conversion(w_format), **call.tiles(row), **call.constants(), **row.options(),
             )  # fmt: skip
-    return Prepared(gate_sums, inverse, w, u)
+    return Prepared(gates, inverse, w, u)
 
 
 @dataclass(frozen=True)
 class StatePass:
-    """What the pass over the state leaves: S at the entry of each chunk (rounded, `[chunks, HV, K, V]`), V',
+    """What the pass over the state leaves: S at the entry of each chunk (rounded, `[chunks, HV, V, K]`), V',
     the final state or None, and S' before rounding or None."""
 
     states: Tensor
@@ -251,15 +309,16 @@ def state_pass(
     """Runs the recurrence over the chunks of every sequence; with `write_raw`, states are written as fp32."""
     c, s = call.chunks, call.settings
     row, tile = call.state_row("gdn_state", grouped=s.state_format is not None)
-    states = call.empty(k, c.count, call.HV, call.K, call.V, dtype=torch.float32 if write_raw else None)
-    v_new = call.empty(k, *k.shape[:2], call.HV, call.V)
+    states = call.empty(k, c.count, call.HV, call.V, call.K, dtype=torch.float32 if write_raw else None)
+    v_new = call.chunk_values(k)
     final = call.empty(k, *call.state_shape(), dtype=torch.float32) if write_final else None
     raw = call.empty(k, *states.shape, dtype=torch.float32) if write_raw else None
     programs = c.sequences * call.HV * ceil_div(call.V, tile)
     if programs:
         with launched_on(stream):
-            state_pass_kernel[(programs,)](
-                k, prepared.w, prepared.u, prepared.gate_sums, initial_state, states, v_new, final, raw,
+            launch(
+                state_pass_kernel, programs,
+                k, prepared.w, prepared.u, prepared.gates, initial_state, states, v_new, final, raw,
                 c.offsets, c.cu_seqlens, *call.shape(), *call.state_strides(),
                 BK=padded(call.K), BV=tile, HALVES=row.meta.get("HALVES", 1),
                 STATE_FORMAT=s.state_format or "none", CONVERSION=call.conversion(s.state_format),
@@ -269,7 +328,7 @@ def state_pass(
     return StatePass(states, v_new, final, raw)
 
 
-def output(call: Call, q: Tensor, k: Tensor, gate_sums: Tensor, passed: StatePass) -> Tensor:
+def output(call: Call, q: Tensor, k: Tensor, gates: Tensor, passed: StatePass) -> Tensor:
     """The output of every chunk, in the carrier dtype."""
     c = call.chunks
     o = call.empty(q, *q.shape[:2], call.HV, call.V, dtype=call.carrier)
@@ -277,8 +336,9 @@ def output(call: Call, q: Tensor, k: Tensor, gate_sums: Tensor, passed: StatePas
     tiles = call.tiles(row)
     programs = c.count * call.HV * ceil_div(call.V, tiles["BV"])
     if programs:
-        output_kernel[(programs,)](
-            q, k, passed.v_new, gate_sums, passed.states, o, c.table, c.cu_seqlens, call.settings.scale,
+        launch(
+            output_kernel, programs,
+            q, k, passed.v_new, gates, passed.states, o, c.table, c.cu_seqlens, call.settings.scale,
             *call.shape(), **tiles, **call.constants(), **row.options(),
         )  # fmt: skip
     return o
@@ -290,7 +350,7 @@ class Forward:
 
     o: Tensor
     final_state: Tensor | None
-    gate_sums: Tensor
+    gates: Tensor
     inverse: Tensor
     w: Tensor | None
 
@@ -299,14 +359,24 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None,
     cu_seqlens: Tensor | None, settings: Settings, *, write_final: bool,
 ) -> Forward:  # fmt: skip
-    """The chunk form, forward: three kernels. All tensors are contiguous and have been checked."""
+    """The chunk form, forward. All tensors are contiguous and have been checked."""
     call = Call.of(q, v, cu_seqlens, settings)
+    work = partial(forward_launches, call, q, k, v, g, beta, initial_state, write_final)
     with device_of(q):
-        prepared = prepare(call, k, v, g, beta, settings.w_format)
-        passed = state_pass(call, k, prepared, initial_state, write_final=write_final)
-        o = output(call, q, k, prepared.gate_sums, passed)
-    w = prepared.w if settings.w_format else None
-    return Forward(o, passed.final_state, prepared.gate_sums, prepared.inverse, w)
+        compile_ahead(q, call.key(initial_state is None, write_final, g.dtype, beta.dtype), work)
+        return work()
+
+
+def forward_launches(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None,
+    write_final: bool,
+) -> Forward:  # fmt: skip
+    """The kernels of the forward, in their order."""
+    prepared = prepare(call, k, v, g, beta, call.settings.w_format)
+    passed = state_pass(call, k, prepared, initial_state, write_final=write_final)
+    o = output(call, q, k, prepared.gates, passed)
+    w = prepared.w if call.settings.w_format else None
+    return Forward(o, passed.final_state, prepared.gates, prepared.inverse, w)
 
 
 @dataclass(frozen=True)
@@ -326,57 +396,69 @@ def backward(
     cu_seqlens: Tensor | None, saved: tuple[Tensor, Tensor, Tensor | None], do: Tensor, dht: Tensor | None,
     settings: Settings,
 ) -> Gradients:  # fmt: skip
-    """The gradients at the rounded W and S. U, V' and the states are made again by the forward's kernels.
+    """The gradients at the rounded W and S. U, V' and the states are made again by the forward's kernels."""
+    call = Call.of(q, v, cu_seqlens, settings)
+    work = partial(backward_launches, call, q, k, v, g, beta, initial_state, saved, do, dht)
+    with device_of(q):
+        compile_ahead(q, call.key(initial_state is None, saved[2] is None, dht is None, beta.dtype), work)
+        return work()
+
+
+def backward_launches(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None,
+    saved: tuple[Tensor, Tensor, Tensor | None], do: Tensor, dht: Tensor | None,
+) -> Gradients:  # fmt: skip
+    """The kernels of the backward, in their order.
 
     The pass over the states and that over their gradients do not read each other's results, and each leaves
     half the processors of a GPU idle: they run side by side, on two streams. All memory is the current one's.
     """
-    call = Call.of(q, v, cu_seqlens, settings)
-    with device_of(q):
-        fork = Fork.at(q)
-        if saved[2] is None:  # W is made here, and the gradient of the state reads it too
-            prepared = prepare(call, k, v, g, beta, None, saved)
-            fork.part()
-        else:
-            fork.part()
-            prepared = prepare(call, k, v, g, beta, None, saved, fork.side)
-        passed = state_pass(call, k, prepared, initial_state, write_final=False, stream=fork.side)
-        dv_new = local_gradient(call, q, k, do, prepared.gate_sums)
-        d_states, d_initial = state_gradient(call, q, k, do, prepared, dv_new, initial_state, dht)
-        fork.join()
-        outer = outer_gradient(call, q, k, do, prepared, passed, dv_new, d_states)
-        dk, dv, d_solve, d_beta = solve_gradient(call, k, v, beta, prepared, outer.w, dv_new, outer.k)
-        dg, dbeta = gate_gradient(call, g, beta, outer, d_solve, d_beta)
+    fork = Fork.at(q)
+    if saved[2] is None:  # W is made here, and the gradient of the state reads it too
+        prepared = prepare(call, k, v, g, beta, None, saved)
+        fork.part()
+    else:
+        fork.part()
+        prepared = prepare(call, k, v, g, beta, None, saved, fork.side)
+    passed = state_pass(call, k, prepared, initial_state, write_final=False, stream=fork.side)
+    dv_new, do_scaled = local_gradient(call, q, k, do, prepared.gates)
+    d_states, d_initial = state_gradient(call, q, k, do_scaled, prepared, dv_new, initial_state, dht)
+    fork.join()
+    outer = outer_gradient(call, q, k, do, prepared, passed, dv_new, d_states)
+    dk, dv, d_solve, d_beta = solve_gradient(call, k, v, beta, prepared, outer.w, dv_new, outer.k)
+    dg, dbeta = gate_gradient(call, g, beta, outer, d_solve, d_beta)
     return Gradients(outer.q, dk, dv, dg, dbeta, d_initial)
 
 
-def local_gradient(call: Call, q: Tensor, k: Tensor, do: Tensor, gate_sums: Tensor) -> Tensor:
-    """The gradient that V' gets from the output of its own chunk."""
+def local_gradient(call: Call, q: Tensor, k: Tensor, do: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient that V' gets from the output of its own chunk; and dO as the state sees it."""
     c = call.chunks
-    dv_new = call.empty(do, *do.shape)
+    dv_new, do_scaled = call.chunk_values(do), call.empty(do, c.count, call.HV, CHUNK_SIZE, call.V)
     row = call.row("gdn_local_gradient")
     if c.count * call.HV:
-        local_gradient_kernel[(c.count * call.HV,)](
-            q, k, do, gate_sums, dv_new, c.table, c.cu_seqlens, call.settings.scale, *call.shape(),
+        launch(
+            local_gradient_kernel, c.count * call.HV,
+            q, k, do, gates, dv_new, do_scaled, c.table, c.cu_seqlens, call.settings.scale, *call.shape(),
             **call.tiles(row), **call.constants(), **row.options(),
         )  # fmt: skip
-    return dv_new
+    return dv_new, do_scaled
 
 
 def state_gradient(
-    call: Call, q: Tensor, k: Tensor, do: Tensor, prepared: Prepared, dv_new: Tensor,
+    call: Call, q: Tensor, k: Tensor, do_scaled: Tensor, prepared: Prepared, dv_new: Tensor,
     initial_state: Tensor | None, dht: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Completes dV' in place; returns the gradient of S' of each chunk and that of the initial state."""
     c = call.chunks
     row, tile = call.state_row("gdn_state_gradient", grouped=False)
-    d_states = call.empty(k, c.count, call.HV, call.K, call.V)
+    d_states = call.empty(k, c.count, call.HV, call.V, call.K)
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
     programs = c.sequences * call.HV * ceil_div(call.V, tile)
     if programs:
-        state_gradient_kernel[(programs,)](
-            q, k, prepared.w, prepared.gate_sums, do, dht, d_states, dv_new, d_initial, c.offsets,
-            c.cu_seqlens, call.settings.scale, *call.shape(), *call.state_strides(),
+        launch(
+            state_gradient_kernel, programs,
+            q, k, prepared.w, prepared.gates, do_scaled, dht, d_states, dv_new, d_initial, c.offsets,
+            c.cu_seqlens, *call.shape(), *call.state_strides(),
             BK=padded(call.K), BV=tile, CHAINED=bool(row.meta.get("CHAINED", 0)),
             HAS_INITIAL=initial_state is not None, HAS_FINAL=dht is not None,
             **call.constants(), **row.options(),
@@ -407,12 +489,13 @@ def outer_gradient(
     shares = ceil_div(call.K, tiles["BKT"])
     dq = torch.empty_like(q)
     dk = torch.empty_like(k, dtype=torch.float32)
-    dw = call.empty(k, *k.shape[:2], call.HV, call.K)
+    dw = call.empty(k, c.count, call.HV, CHUNK_SIZE, call.K)
     d_gate = call.empty(k, shares, *k.shape[:2], call.HV, dtype=torch.float32)
     to_end = torch.empty_like(d_gate)
     if c.count * call.H:
-        outer_gradient_kernel[(c.count * call.H * shares,)](
-            q, k, passed.v_new, prepared.gate_sums, do, dv_new, passed.states, d_states, dq, dk, dw, d_gate,
+        launch(
+            outer_gradient_kernel, c.count * call.H * shares,
+            q, k, passed.v_new, prepared.gates, do, dv_new, passed.states, d_states, dq, dk, dw, d_gate,
             to_end, c.table, c.cu_seqlens, call.settings.scale, *call.shape(), c.tokens,
             **tiles, **call.constants(), **row.options(),
         )  # fmt: skip
@@ -432,8 +515,9 @@ def solve_gradient(
     d_gate = call.empty(k, shares, *k.shape[:2], call.HV, dtype=torch.float32)
     d_beta = torch.empty_like(d_gate)
     if c.count * call.H:
-        solve_gradient_kernel[(c.count * call.H * shares,)](
-            k, v, beta, prepared.gate_sums, prepared.inverse, dw, dv_new, dk_partial, dk, dv, d_gate, d_beta,
+        launch(
+            solve_gradient_kernel, c.count * call.H * shares,
+            k, v, beta, prepared.gates, prepared.inverse, dw, dv_new, dk_partial, dk, dv, d_gate, d_beta,
             c.table, c.cu_seqlens, *call.shape(), c.tokens, **tiles, **call.constants(), **row.options(),
         )  # fmt: skip
     return dk, dv, d_gate, d_beta
@@ -449,7 +533,8 @@ def gate_gradient(
     dg = torch.empty(g.shape, dtype=torch.float32, device=g.device)
     dbeta = torch.empty_like(dg)
     if c.count * call.HV:
-        gate_gradient_kernel[(c.count * ceil_div(call.HV, heads),)](
+        launch(
+            gate_gradient_kernel, c.count * ceil_div(call.HV, heads),
             outer.gate, outer.to_end, d_solve, d_beta, dg, dbeta, c.table, c.cu_seqlens, *call.shape(),
             c.tokens, OUTER_TILES=outer.gate.shape[0], SOLVE_TILES=d_solve.shape[0], BH=heads,
             PACKED=c.packed, **row.options(),

@@ -17,10 +17,8 @@ import triton
 import triton.language as tl
 
 from kernels.qdq.device import (
-    INF_BITS,
     INTERPRET,
-    TWICE_BIAS,
-    divide,
+    divide_for_code,
     magnitude_bits,
     narrow,
     round_code,
@@ -102,6 +100,34 @@ def store_tile(pointer, value, stride, rows, columns, n_rows, n_columns: tl.cons
 
 
 @triton.jit
+def within(rows, columns, N_ROWS: tl.constexpr, N_COLUMNS: tl.constexpr):
+    """Which elements of a tile lie inside a matrix [N_ROWS, N_COLUMNS]."""
+    return (rows < N_ROWS)[:, None] & (columns < N_COLUMNS)[None, :]
+
+
+@triton.jit
+def load_matrix(pointer, rows, columns, N_ROWS: tl.constexpr, N_COLUMNS: tl.constexpr):
+    """A tile of a contiguous matrix as it is stored, 0 outside; without a mask where tiles divide it."""
+    tile = pointer + rows[:, None] * N_COLUMNS + columns[None, :]
+    if not INTERPRET and N_ROWS % rows.shape[0] == 0 and N_COLUMNS % columns.shape[0] == 0:
+        return tl.load(tile)
+    else:
+        return tl.load(tile, mask=within(rows, columns, N_ROWS, N_COLUMNS), other=0.0)
+
+
+@triton.jit
+def store_matrix(pointer, value, rows, columns, N_ROWS: tl.constexpr, N_COLUMNS: tl.constexpr):
+    """Stores a tile into a contiguous matrix inside its bounds; fp32 is rounded to nearest even."""
+    tile = pointer + rows[:, None] * N_COLUMNS + columns[None, :]
+    if value.dtype == tl.float32:
+        value = narrow(value, pointer.dtype.element_ty)
+    if not INTERPRET and N_ROWS % rows.shape[0] == 0 and N_COLUMNS % columns.shape[0] == 0:
+        tl.store(tile, value)
+    else:
+        tl.store(tile, value, mask=within(rows, columns, N_ROWS, N_COLUMNS))
+
+
+@triton.jit
 def operand(x, MMA: tl.constexpr):
     """A tile as a matmul operand. The interpreter multiplies bf16 as integers, so there it stays in fp32."""
     if INTERPRET:
@@ -120,35 +146,32 @@ def matmul(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def divide_for_code(x, scale):
-    """x / scale, near enough to have the code of the rounded quotient; [1, 1] scale, |x| up to 448 times it.
+def cut(x):
+    """The 11 leading bits of fp32, which TF32 holds; of the 13 of the rest, x - cut(x), it loses 2."""
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
-    The scale is brought into [1, 2) by a power of two and its reciprocal r rounded once; q = x r is corrected
-    once by its remainder, to q + (x - q d) r (Markstein, 1990). That is not always the rounded quotient, but
-    the two never lie on different sides of a tie t between codes, which has at most 8 significant bits. They
-    could only where x / d is next to the middle m of t and its neighbour. There, with q in [1, 2), q errs by
-    less than q d / 4 + 1/2 < 3/2 ulp, so by 1/2 ulp; then x - q d is exact; and x / d is further from m, by
-    2^-23 / d of that, than r errs, by at most 2^-25 d. A quotient too small to matter may lose bits.
 
-    A `div.rn` for each element costs a branch and a call, and the registers that calls clobber. The
-    interpreter rounds an fma twice, so there this is a division.
-    """
-    if INTERPRET:
-        return divide(x, scale)
+@triton.jit
+def matmul_of_parts(a, b, SOLVE_PRECISION: tl.constexpr):
+    """a @ b nearly as exact as in fp32: three TF32 products of leading bits and rests, the smallest first."""
+    if SOLVE_PRECISION == "ieee":
+        return matmul(a, b, "ieee")
     else:
-        power = (TWICE_BIAS - (magnitude_bits(scale) & INF_BITS)).to(tl.float32, bitcast=True)
-        one_divisor = scale * power
-        one_reciprocal = tl.math.div_rn(tl.full(scale.shape, 1.0, tl.float32), one_divisor)
-        minus_divisor = tl.broadcast_to(-one_divisor, x.shape)
-        reciprocal = tl.broadcast_to(one_reciprocal, x.shape)
-        dividend = x * power
-        quotient = dividend * reciprocal
-        return tl.fma(tl.fma(quotient, minus_divisor, dividend), reciprocal, quotient)
+        tl.static_assert(SOLVE_PRECISION == "tf32x3", "SOLVE_PRECISION must be tf32x3 or ieee")
+        a_high, b_high = cut(a), cut(b)
+        result = matmul(a_high, b - b_high, "tf32")
+        result += matmul(a - a_high, b_high, "tf32")
+        result += matmul(a_high, b_high, "tf32")
+        return result
 
 
 @triton.jit
 def amax_bits_of(x):
-    """The `magnitude_bits` of the largest element, [1, 1]."""
+    """The `magnitude_bits` of the largest element, [1, 1].
+
+    Never a scalar: that a scale is the same in every layout lets Triton move codes between layouts and scale
+    them there, and codes that moved came out wrong (initial states; SM 9.0, Triton 3.6.0).
+    """
     return tl.max(tl.max(magnitude_bits(x), axis=1, keep_dims=True), axis=0, keep_dims=True)
 
 
@@ -167,38 +190,3 @@ def decay_between(later, earlier, mask):
     whose gate reads as 0.
     """
     return tl.where(mask, tl.exp(tl.where(mask, later - earlier, 0.0)), 0.0)
-
-
-@triton.jit
-def invert_diagonal_blocks(lower):
-    """The inverses of the 16 x 16 diagonal blocks of I + lower, as one block-diagonal [64, 64] matrix.
-
-    Forward substitution by columns: row i of the inverse loses lower[i, j] times row j, for j = 0..14.
-    """
-    block = tl.arange(0, 4)
-    i = tl.arange(0, 16)
-    diagonal = block[:, None, None, None] == block[None, None, :, None]
-    blocks = tl.sum(tl.where(diagonal, tl.reshape(lower, (4, 16, 4, 16)), 0.0), axis=2)
-    identity = (i[:, None] == i[None, :]).to(tl.float32)
-    inverse = tl.broadcast_to(identity[None, :, :], (4, 16, 16))
-    for j in range(15):
-        column = tl.sum(tl.where((i == j)[None, None, :], blocks, 0.0), axis=2)
-        row = tl.sum(tl.where((i == j)[None, :, None], inverse, 0.0), axis=1)
-        inverse -= column[:, :, None] * row[:, None, :]
-    return tl.reshape(tl.where(diagonal, inverse[:, :, None, :], 0.0), (64, 64))
-
-
-@triton.jit
-def invert_unit_lower(lower, SOLVE_PRECISION: tl.constexpr):
-    """(I + lower)^-1 for a strictly lower triangular [64, 64] tile, exact up to fp32 rounding.
-
-    Diagonal blocks by substitution, then [[P, 0], [M, R]]^-1 = [[P', 0], [-R' M P', R']], for 16, then 32.
-    """
-    i = tl.arange(0, 64)
-    inverse = invert_diagonal_blocks(lower)
-    within_32 = (i[:, None] // 32 == i[None, :] // 32) & (i[:, None] // 16 != i[None, :] // 16)
-    across_32 = i[:, None] // 32 != i[None, :] // 32
-    middle = matmul(inverse, tl.where(within_32, lower, 0.0), SOLVE_PRECISION)
-    inverse -= matmul(middle, inverse, SOLVE_PRECISION)
-    middle = matmul(inverse, tl.where(across_32, lower, 0.0), SOLVE_PRECISION)
-    return inverse - matmul(middle, inverse, SOLVE_PRECISION)

@@ -25,11 +25,12 @@ from kernels.gdn.device import (
     CHUNK,
     bound,
     decay_between,
+    load_matrix,
     load_tile,
-    load_vector,
     locate_chunk,
     matmul,
     operand,
+    store_matrix,
     store_tile,
 )
 from kernels.qdq.device import widen
@@ -47,9 +48,9 @@ def score_gradients(
     for start in range(0, V, BV):
         channels = start + tl.arange(0, BV)
         do_tile = operand(load_tile(do, HV * V, rows, channels, n_rows, V), MMA)
-        v_tile = operand(load_tile(v_new, HV * V, rows, channels, n_rows, V), MMA)
-        dp += matmul(do_tile, tl.trans(v_tile), PRECISION)
-        dp_transposed += matmul(v_tile, tl.trans(do_tile), PRECISION)
+        v_tile = operand(load_matrix(v_new, channels, rows, V, CHUNK), MMA)
+        dp += matmul(do_tile, v_tile, PRECISION)
+        dp_transposed += matmul(tl.trans(v_tile), tl.trans(do_tile), PRECISION)
     return dp, dp_transposed
 
 
@@ -78,10 +79,10 @@ def through_entry(
     for start in range(0, V, BV):
         channels = start + tl.arange(0, BV)
         do_tile = operand(load_tile(do, HV * V, rows, channels, n_rows, V), MMA)
-        dv_tile = operand(load_tile(dv_new, HV * V, rows, channels, n_rows, V), MMA)
-        s = operand(load_tile(states, V, columns, channels, K, V), MMA)
-        dq_state += matmul(do_tile, tl.trans(s), PRECISION)
-        dw_tile += matmul(dv_tile, tl.trans(s), PRECISION)
+        dv_tile = operand(load_matrix(dv_new, channels, rows, V, CHUNK), MMA)
+        s = operand(load_matrix(states, channels, columns, V, K), MMA)
+        dq_state += matmul(do_tile, s, PRECISION)
+        dw_tile += matmul(tl.trans(dv_tile), s, PRECISION)
     return dq_state, dw_tile
 
 
@@ -92,20 +93,20 @@ def through_exit(
 ):  # fmt: skip
     """V' dS'^T, and the row sums of S * dS'."""
     dk_state = tl.zeros((CHUNK, BKT), tl.float32)
-    state_product = tl.zeros((BKT,), tl.float32)
+    state_product = tl.zeros((BV,), tl.float32)
     for start in range(0, V, BV):
         channels = start + tl.arange(0, BV)
-        v_tile = operand(load_tile(v_new, HV * V, rows, channels, n_rows, V), MMA)
-        s = load_tile(states, V, columns, channels, K, V)
-        ds = load_tile(d_states, V, columns, channels, K, V)
-        dk_state += matmul(v_tile, tl.trans(operand(ds, MMA)), PRECISION)
+        v_tile = operand(load_matrix(v_new, channels, rows, V, CHUNK), MMA)
+        s = load_matrix(states, channels, columns, V, K)
+        ds = load_matrix(d_states, channels, columns, V, K)
+        dk_state += matmul(tl.trans(v_tile), operand(ds, MMA), PRECISION)
         state_product += tl.sum(widen(s) * widen(ds), axis=1)
     return dk_state, state_product
 
 
 @triton.jit(do_not_specialize=SCALARS)
 def outer_gradient_kernel(
-    q, k, v_new, gate_sums, do, dv_new, states, d_states, dq, dk, dw, d_gate_sums, d_to_end, chunk_table,
+    q, k, v_new, gates, do, dv_new, states, d_states, dq, dk, dw, d_gate_sums, d_to_end, chunk_table,
     cu_seqlens, scale, T, chunks_per_sequence, H, HV, n_tokens,
     K: tl.constexpr, V: tl.constexpr, BKT: tl.constexpr, BV: tl.constexpr,
     MMA: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr,
@@ -128,23 +129,25 @@ def outer_gradient_kernel(
         head = key_head * (HV // H) + member
         token_head = first * HV + head
         values = token_head * V
-        state_offset = (chunk * HV + head) * (K * V)
-        gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
-        gate_last = tl.load(gate_sums + token_head + (n_rows - 1) * HV)
+        value_chunk = chunk * HV + head
+        chunk_values = value_chunk * (CHUNK * V)
+        state_offset = value_chunk * (K * V)
+        gate = tl.load(gates + value_chunk * (2 * CHUNK) + rows)
+        gate_last = tl.load(gates + value_chunk * (2 * CHUNK) + (CHUNK - 1))
         queries = load_tile(q + key_offset, H * K, rows, columns, n_rows, K)
         keys = load_tile(k + key_offset, H * K, rows, columns, n_rows, K)
 
         dq_state, dw_tile = through_entry(
-            do + values, dv_new + values, states + state_offset, rows, columns, n_rows, HV,
+            do + values, dv_new + chunk_values, states + state_offset, rows, columns, n_rows, HV,
             K, V, BKT, BV, MMA, PRECISION,
         )  # fmt: skip
-        store_tile(dw + token_head * K, -dw_tile, HV * K, rows, columns, n_rows, K)
+        store_matrix(dw + value_chunk * (CHUNK * K), -dw_tile, rows, columns, CHUNK, K)
         dq_state *= (scale * tl.exp(gate))[:, None]
         d_gate = tl.sum(dq_state * widen(queries), axis=1)
         dq_tile += dq_state
 
         dk_state, state_product = through_exit(
-            v_new + values, states + state_offset, d_states + state_offset, rows, columns, n_rows, HV,
+            v_new + chunk_values, states + state_offset, d_states + state_offset, rows, columns, n_rows, HV,
             K, V, BKT, BV, MMA, PRECISION,
         )  # fmt: skip
         dk_state *= tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)[:, None]
@@ -154,7 +157,7 @@ def outer_gradient_kernel(
         dk_tile += dk_state
 
         dp, dp_transposed = score_gradients(
-            do + values, v_new + values, rows, n_rows, HV, V, BV, MMA, PRECISION
+            do + values, v_new + chunk_values, rows, n_rows, HV, V, BV, MMA, PRECISION
         )
         upper = (rows[:, None] <= rows[None, :]) & (rows < n_rows)[None, :]
         dp_transposed *= scale * decay_between(gate[None, :], gate[:, None], upper)

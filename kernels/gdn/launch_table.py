@@ -19,8 +19,7 @@ FP32: Mapping[str, tuple[object, ...]] = {"operand": ("fp32",)}
 WIDE = (0, 32, 64, 128)
 WIDE_BF16 = {**BF16, "tile": WIDE}
 WIDE_FP32 = {**FP32, "tile": WIDE}
-GROUPED_128 = {**BF16, "K": UP_TO_128, "tile": (32, 64)}
-FREE_128 = {**BF16, "K": UP_TO_128, "tile": (0,)}
+NARROW_128 = {**BF16, "K": UP_TO_128, "tile": (0, 32, 64)}
 HOPPER = (90, 90)
 """Rows with a pipeline need its 227 KB; Triton 3.6.0 cannot build the state's for SM 10.0."""
 
@@ -28,7 +27,7 @@ HOPPER = (90, 90)
 def _row(
     kernel: str, label: str, because: str, num_warps: int, num_stages: int,
     where: Mapping[str, tuple[object, ...]] | None = None, sm: tuple[int, int] = ANY_SM, default: bool = True,
-    max_registers: int = 0, **meta: int,
+    **meta: int,
 ) -> LaunchRow:  # fmt: skip
     return LaunchRow(
         kernel=kernel,
@@ -37,7 +36,6 @@ def _row(
         meta=meta,
         num_warps=num_warps,
         num_stages=num_stages,
-        max_registers=max_registers,
         sm=sm,
         where=where or {},
         default=default,
@@ -48,16 +46,15 @@ ROWS = register(
     (
         _row(
             "gdn_solve",
-            "bf16-w4-r168",
-            "three programs on a processor: 8 % faster than two",
-            4,
+            "bf16-w1",
+            "eight programs on a processor: 10 % faster than 2 warps and 168 registers",
             1,
-            BF16,
+            1,
+            {**BF16, "K": UP_TO_128},
             HOPPER,
-            max_registers=168,
             BKT=128,
         ),
-        _row("gdn_solve", "bf16-w4", "8 warps take twice as long", 4, 1, BF16, BKT=128),
+        _row("gdn_solve", "bf16-w4", "1 warp spills at K = 256", 4, 1, BF16, BKT=128),
         _row("gdn_solve", "fp32-w8", "fewest spills", 8, 1, FP32, BKT=64),
         _row("gdn_prepare", "bf16-w4", "one step for V up to 128", 4, 1, BF16, BV=128),
         _row("gdn_prepare", "fp32-w8", "4 warps spill at K = 256", 8, 1, FP32, BV=64),
@@ -79,17 +76,7 @@ ROWS = register(
             {**FP32, "tile": (16,)},
             BV=16,
         ),
-        _row("gdn_state", "bf16-w4-s2", "8 warps take 16 % longer", 4, 2, GROUPED_128, HOPPER, BV=64),
-        _row(
-            "gdn_state",
-            "bf16-w4-s3",
-            "more programs: 0.166 against 0.248 ms with tiles of 64",
-            4,
-            3,
-            FREE_128,
-            HOPPER,
-            BV=32,
-        ),
+        _row("gdn_state", "bf16-w4-s3", "2 stages take 16 % longer", 4, 3, NARROW_128, HOPPER, BV=64),
         _row("gdn_state", "bf16-w8", "least shared memory", 8, 1, WIDE_BF16, BV=64),
         _row(
             "gdn_state",
@@ -115,9 +102,9 @@ ROWS = register(
         _row("gdn_state", "fp32-w8", "fewest spills", 8, 1, WIDE_FP32, BV=32),
         _row(
             "gdn_state_gradient",
-            "bf16-w8-s2-64",
-            "leaves room for the state pass beside it: both in 0.38 ms instead of 0.55",
-            8,
+            "bf16-w4-s2-64",
+            "3 stages are no faster",
+            4,
             2,
             {**BF16, "K": UP_TO_128},
             HOPPER,
@@ -127,7 +114,7 @@ ROWS = register(
         _row(
             "gdn_state_gradient",
             "bf16-w4-s3",
-            "fastest alone, 20 % faster than 2 stages",
+            "tiles of 32: no faster",
             4,
             3,
             {**BF16, "K": UP_TO_128},

@@ -12,6 +12,7 @@ import torch
 
 from kernels.gdn import core
 from kernels.gdn.activations import gate, l2norm, write_strength
+from kernels.gdn.chunks import count_chunks
 from kernels.gdn.validate import check_boundaries, check_options, check_sites, check_tensors
 from kernels.options import CHUNK_SIZE
 
@@ -116,7 +117,7 @@ def chunk_forward(
     cu_seqlens: Tensor | None, scale: float, output_final_state: bool, state_v_first: bool,
     state_format: str | None, state_block_v: int, w_format: str | None, input_precision: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """o, the final state, and for the backward: gate sums, X, rounded W. What is not wanted is empty."""
+    """o, the final state, and for the backward: gates, X, rounded W. What is not wanted is empty."""
     if cu_seqlens is not None:
         check_boundaries(cu_seqlens, q.shape[1])
     settings = core.Settings(scale, state_v_first, state_format, state_block_v, w_format, input_precision)
@@ -124,7 +125,7 @@ def chunk_forward(
     absent = q.new_empty(0)
     final = absent if done.final_state is None else done.final_state
     w = q.new_empty(0) if done.w is None else done.w
-    return done.o, final, done.gate_sums, done.inverse, w
+    return done.o, final, done.gates, done.inverse, w
 
 
 @chunk_forward.register_fake
@@ -143,25 +144,26 @@ def _(
         else q.new_empty(0)
     )
     operand = core.OPERANDS[q.dtype][2]
+    chunk_heads = (count_chunks(batch, length, cu_seqlens), value_heads)
     return (
         torch.empty_like(v),
         final,
-        q.new_empty((batch, length, value_heads), dtype=torch.float32),
-        q.new_empty((batch, length, value_heads, CHUNK_SIZE), dtype=operand),
-        q.new_empty((batch, length, value_heads, key_dim)) if w_format else q.new_empty(0),
+        q.new_empty((*chunk_heads, 2, CHUNK_SIZE), dtype=torch.float32),
+        q.new_empty((*chunk_heads, CHUNK_SIZE, CHUNK_SIZE), dtype=operand),
+        q.new_empty((*chunk_heads, CHUNK_SIZE, key_dim)) if w_format else q.new_empty(0),
     )
 
 
 @torch.library.custom_op("gdn_qualify::chunk_backward", mutates_args=())
 def chunk_backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None,
-    cu_seqlens: Tensor | None, gate_sums: Tensor, inverse: Tensor, w: Tensor | None, do: Tensor,
+    cu_seqlens: Tensor | None, gates: Tensor, inverse: Tensor, w: Tensor | None, do: Tensor,
     dht: Tensor | None, scale: float, state_v_first: bool, state_format: str | None, state_block_v: int,
     input_precision: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv, dg, dbeta and dh0 (empty without an initial state)."""
     settings = core.Settings(scale, state_v_first, state_format, state_block_v, None, input_precision)
-    saved = (gate_sums, inverse, w)
+    saved = (gates, inverse, w)
     d = core.backward(q, k, v, g, beta, initial_state, cu_seqlens, saved, do, dht, settings)
     return d.q, d.k, d.v, d.g, d.beta, q.new_empty(0) if d.initial_state is None else d.initial_state
 
@@ -169,7 +171,7 @@ def chunk_backward(
 @chunk_backward.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None,
-    cu_seqlens: Tensor | None, gate_sums: Tensor, inverse: Tensor, w: Tensor | None, do: Tensor,
+    cu_seqlens: Tensor | None, gates: Tensor, inverse: Tensor, w: Tensor | None, do: Tensor,
     dht: Tensor | None, scale: float, state_v_first: bool, state_format: str | None, state_block_v: int,
     input_precision: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -181,20 +183,20 @@ def _(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Keeps what the backward needs; everything else is made again there."""
     *tensors, scale, _, state_v_first, state_format, state_block_v, w_format, input_precision = inputs
-    _, _, gate_sums, inverse, w = output
+    _, _, gates, inverse, w = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(gate_sums, inverse, w)
-    ctx.save_for_backward(*tensors, gate_sums, inverse, w if w_format else None)
+    ctx.mark_non_differentiable(gates, inverse, w)
+    ctx.save_for_backward(*tensors, gates, inverse, w if w_format else None)
     ctx.options = (scale, state_v_first, state_format, state_block_v, input_precision)
 
 
 def _differentiate(ctx: Any, do: Tensor | None, dht: Tensor | None, *_: Any) -> tuple[Any, ...]:
     """The gradients of the forward operator's arguments."""
-    *tensors, gate_sums, inverse, w = ctx.saved_tensors
+    *tensors, gates, inverse, w = ctx.saved_tensors
     v, initial_state = tensors[2], tensors[5]
     do = torch.zeros_like(v) if do is None else do.contiguous()
     dht = None if dht is None or dht.numel() == 0 else dht.contiguous()
-    *gradients, d_initial = chunk_backward(*tensors, gate_sums, inverse, w, do, dht, *ctx.options)
+    *gradients, d_initial = chunk_backward(*tensors, gates, inverse, w, do, dht, *ctx.options)
     return (*gradients, None if initial_state is None else d_initial, *(None,) * 8)
 
 

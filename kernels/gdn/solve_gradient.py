@@ -20,6 +20,7 @@ from kernels.gdn.device import (
     CHUNK,
     bound,
     decay_between,
+    load_matrix,
     load_tile,
     load_vector,
     locate_chunk,
@@ -46,14 +47,14 @@ def gradient_of_inverse(
     for start in range(0, K, STEP):
         columns = start + tl.arange(0, STEP)
         keys = widen(load_tile(k, H * K, rows, columns, n_rows, K))
-        dw_tile = operand(load_tile(w_gradient, HV * K, rows, columns, n_rows, K), MMA)
+        dw_tile = operand(load_matrix(w_gradient, rows, columns, CHUNK, K), MMA)
         through_w += matmul(dw_tile, tl.trans(operand(beta_decay[:, None] * keys, MMA)), PRECISION)
     through_u = tl.zeros((CHUNK, CHUNK), tl.float32)
     for start in range(0, V, STEP):
         channels = start + tl.arange(0, STEP)
         values = widen(load_tile(v, HV * V, rows, channels, n_rows, V))
-        du_tile = operand(load_tile(u_gradient, HV * V, rows, channels, n_rows, V), MMA)
-        through_u += matmul(du_tile, tl.trans(operand(beta[:, None] * values, MMA)), PRECISION)
+        du_tile = operand(load_matrix(u_gradient, channels, rows, V, CHUNK), MMA)
+        through_u += matmul(tl.trans(du_tile), tl.trans(operand(beta[:, None] * values, MMA)), PRECISION)
     return through_w + through_u
 
 
@@ -71,7 +72,7 @@ def key_products(
 
 @triton.jit(do_not_specialize=SCALARS)
 def solve_gradient_kernel(
-    k, v, beta, gate_sums, inverse, dw, dv_new, dk_partial, dk, dv, d_gate_sums, d_beta, chunk_table,
+    k, v, beta, gates, inverse, dw, dv_new, dk_partial, dk, dv, d_gate_sums, d_beta, chunk_table,
     cu_seqlens, T, chunks_per_sequence, H, HV, n_tokens,
     K: tl.constexpr, V: tl.constexpr, BKT: tl.constexpr, BV: tl.constexpr,
     MMA: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr,
@@ -95,16 +96,19 @@ def solve_gradient_kernel(
     e_sum = tl.zeros((CHUNK, CHUNK), tl.float32)
     # masks and offsets that are kept through this loop cost registers, and so do the products of the keys
     for member in tl.range(0, bound(HV // H), num_stages=1, disable_licm=True):
-        token_head = first * HV + key_head * (HV // H) + member
+        head = key_head * (HV // H) + member
+        token_head = first * HV + head
+        value_chunk = chunk * HV + head
+        w_gradient = dw + value_chunk * (CHUNK * K)
+        u_gradient = dv_new + value_chunk * (CHUNK * V)
         b = load_vector(beta + token_head, HV, rows, n_rows)
-        gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
+        gate = tl.load(gates + value_chunk * (2 * CHUNK) + rows)
         beta_decay = b * tl.exp(gate)
         # X is read transposed: neither X nor an accumulator is transposed in registers
-        x_mask = (rows < n_rows)[None, :] & (rows < CHUNK)[:, None]
-        x_offsets = rows[None, :] * (HV * CHUNK) + rows[:, None]
-        x_transposed = operand(tl.load(inverse + token_head * CHUNK + x_offsets, mask=x_mask, other=0.0), MMA)
+        x_offsets = value_chunk * (CHUNK * CHUNK) + rows[None, :] * CHUNK + rows[:, None]
+        x_transposed = operand(tl.load(inverse + x_offsets), MMA)
         dx = gradient_of_inverse(
-            k + key_offset, v + token_head * V, dw + token_head * K, dv_new + token_head * V,
+            k + key_offset, v + token_head * V, w_gradient, u_gradient,
             b, beta_decay, rows, n_rows, H, HV, K, V, step, MMA, PRECISION,
         )  # fmt: skip
         dx = tl.where(strictly_lower, dx, 0.0)
@@ -116,7 +120,7 @@ def solve_gradient_kernel(
         columns_of_n = share_of_n * tl.sum(n * b[:, None], axis=0)
         e_sum += e * b[:, None]
 
-        dw_tile = operand(load_tile(dw + token_head * K, HV * K, rows, columns, n_rows, K), MMA)
+        dw_tile = operand(load_matrix(w_gradient, rows, columns, CHUNK, K), MMA)
         d_keys = matmul(x_transposed, dw_tile, PRECISION)
         through_keys = tl.sum(d_keys * widen(keys), axis=1)
         dk_tile += beta_decay[:, None] * d_keys
@@ -125,8 +129,8 @@ def solve_gradient_kernel(
         for start in range(bound(tile * BV), V, tiles * BV):
             channels = start + tl.arange(0, BV)
             values = widen(load_tile(v + token_head * V, HV * V, rows, channels, n_rows, V))
-            du_tile = operand(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
-            d_values = matmul(x_transposed, du_tile, PRECISION)
+            du_tile = operand(load_matrix(u_gradient, channels, rows, V, CHUNK), MMA)
+            d_values = matmul(x_transposed, tl.trans(du_tile), PRECISION)
             d_b += tl.sum(d_values * values, axis=1)
             store_tile(dv + token_head * V, b[:, None] * d_values, HV * V, rows, channels, n_rows, V)
         share = tile.to(tl.int64) * n_tokens * HV + token_head

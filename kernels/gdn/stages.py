@@ -41,15 +41,16 @@ def stages(*tensors: Any, **options: Any) -> dict[str, Tensor]:
             plain = core.prepare(call, k, v, g, beta, None)
             prepared = core.prepare(call, k, v, g, beta, settings.w_format)
             passed = core.state_pass(call, k, prepared, initial, write_final=True, write_raw=True)
-            o = core.output(call, q, k, prepared.gate_sums, passed)
+            o = core.output(call, q, k, prepared.gates, passed)
+        k_shape = (*v.shape[:3], call.K)
         entry, last = initial_and_final(call, initial, passed)
         return {
             "o": o,
-            "g_cumsum": prepared.gate_sums,
-            "w": plain.w,
-            "w_q": prepared.w,
-            "u": prepared.u,
-            "v_new": passed.v_new,
+            "g_cumsum": by_token(call.chunks, prepared.gates[:, :, :1], g.shape),
+            "w": by_token(call.chunks, plain.w.mT, k_shape),
+            "w_q": by_token(call.chunks, prepared.w.mT, k_shape),
+            "u": by_token(call.chunks, prepared.u, v.shape),
+            "v_new": by_token(call.chunks, passed.v_new, v.shape),
             "state_raw": raw_states(call.chunks, entry, passed),
             "state_q": rounded_states(call.chunks, last, passed),
         }
@@ -65,6 +66,17 @@ def initial_and_final(
     return (both[0].mT, both[1].mT) if call.settings.state_v_first else both
 
 
+def by_token(chunks: Chunks, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`[B, T, HV, ...]` from `[chunks, HV, ..., 64]`."""
+    packed = chunks.cu_seqlens
+    lengths = [shape[1]] * shape[0] if packed is None else packed.diff().tolist()
+    rows = [
+        values[first : first + count].permute(0, 3, 1, 2).flatten(0, 1)[:length]
+        for (first, count), length in zip(spans(chunks), lengths, strict=True)
+    ]
+    return torch.cat(rows).reshape(shape)
+
+
 def spans(chunks: Chunks) -> list[tuple[int, int]]:
     """First chunk and number of chunks of every sequence."""
     if chunks.cu_seqlens is None or chunks.offsets is None:
@@ -77,7 +89,7 @@ def raw_states(chunks: Chunks, entry: Tensor, passed: core.StatePass) -> Tensor:
     """`[N, HV, chunks + 1, K, V]`: what the state site sees."""
     assert passed.raw_states is not None
     rows = [
-        torch.cat((entry[n : n + 1], passed.raw_states[first : first + count]))
+        torch.cat((entry[n : n + 1], passed.raw_states[first : first + count].mT))
         for n, (first, count) in enumerate(spans(chunks))
     ]
     return padded(rows)
@@ -86,7 +98,7 @@ def raw_states(chunks: Chunks, entry: Tensor, passed: core.StatePass) -> Tensor:
 def rounded_states(chunks: Chunks, last: Tensor, passed: core.StatePass) -> Tensor:
     """`[N, HV, chunks + 1, K, V]`: what the state site gives."""
     rows = [
-        torch.cat((passed.states[first : first + count], last[n : n + 1]))
+        torch.cat((passed.states[first : first + count].mT, last[n : n + 1]))
         for n, (first, count) in enumerate(spans(chunks))
     ]
     return padded(rows)

@@ -1,7 +1,7 @@
 """The passes over the chunks of a sequence: the state forward, its gradient backward.
 
-A program owns one V tile of one head of one sequence and keeps S, [BK, BV], in fp32 registers; as an operand
-it goes through shared memory in the order in which it is held, and no accumulator is transposed. With the
+A program owns one V tile of one head of one sequence and keeps S, V first as [BV, BK], in fp32 registers. So
+S and V' are left operands of their products, which the matrix unit of Hopper takes from registers. With the
 state site on, the V tile is the scale group.
 
     V' = U - W S                S' = exp(G_last) S + (exp(G_last - G) K)^T V'
@@ -22,13 +22,13 @@ from kernels.gdn.device import (
     CHUNK,
     amax_bits_of,
     bound,
+    load_matrix,
     load_tile,
-    load_vector,
     locate_sequence,
     matmul,
     operand,
     round_state,
-    store_tile,
+    store_matrix,
 )
 from kernels.qdq.device import narrow, widen
 
@@ -37,49 +37,49 @@ SCALARS = ["T", "chunks_per_sequence", "H", "HV", "state_stride_k", "state_strid
 
 @triton.jit
 def load_state(pointer, stride_k, stride_v, columns, channels, K: tl.constexpr, V: tl.constexpr):
-    """S, [BK, BV] fp32, from either layout."""
-    mask = (columns < K)[:, None] & (channels < V)[None, :]
-    offsets = columns[:, None] * stride_k + channels[None, :] * stride_v
+    """S, [BV, BK] fp32, from either layout."""
+    mask = (channels < V)[:, None] & (columns < K)[None, :]
+    offsets = channels[:, None] * stride_v + columns[None, :] * stride_k
     return tl.load(pointer + offsets, mask=mask, other=0.0)
 
 
 @triton.jit
 def store_state(pointer, value, stride_k, stride_v, columns, channels, K: tl.constexpr, V: tl.constexpr):
     """Stores S into either layout."""
-    mask = (columns < K)[:, None] & (channels < V)[None, :]
-    offsets = columns[:, None] * stride_k + channels[None, :] * stride_v
+    mask = (channels < V)[:, None] & (columns < K)[None, :]
+    offsets = channels[:, None] * stride_v + columns[None, :] * stride_k
     tl.store(pointer + offsets, narrow(value, pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def advance(
-    s, k, w, u, gate_sums, states, v_new, raw_states, rows, columns, channels, n_rows, H, HV,
+    s, k, w, u, gates, states, v_new, raw_states, rows, columns, channels, n_rows, H,
     K: tl.constexpr, V: tl.constexpr, MMA: tl.constexpr, PRECISION: tl.constexpr, WRITE_RAW: tl.constexpr,
 ):  # fmt: skip
     """S' of one chunk, unrounded, from S; stores S and V'."""
-    store_state(states, s, V, 1, columns, channels, K, V)
-    w_tile = operand(load_tile(w, HV * K, rows, columns, n_rows, K), MMA)
-    product = matmul(w_tile, operand(s, MMA), PRECISION)
-    v_tile = widen(load_tile(u, HV * V, rows, channels, n_rows, V)) - product
-    store_tile(v_new, v_tile, HV * V, rows, channels, n_rows, V)
-    gate = load_vector(gate_sums, HV, rows, n_rows)
-    gate_last = tl.load(gate_sums + (n_rows - 1) * HV)
-    to_end = tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)
+    gate_last = tl.load(gates + (CHUNK - 1))  # early: it is not prefetched, and its way is long
+    store_matrix(states, s, channels, columns, V, K)
+    w_tile = operand(load_matrix(w, rows, columns, CHUNK, K), MMA)
+    product = matmul(operand(s, MMA), tl.trans(w_tile), PRECISION)
+    v_tile = widen(load_matrix(u, channels, rows, V, CHUNK)) - product
+    store_matrix(v_new, v_tile, channels, rows, V, CHUNK)
+    to_end = tl.load(gates + CHUNK + rows)
     keys = operand(load_tile(k, H * K, rows, columns, n_rows, K), MMA)
     s *= tl.exp(gate_last)
-    s += matmul(tl.trans(keys), operand(v_tile * to_end[:, None], MMA), PRECISION)
+    s += matmul(operand(v_tile * to_end[None, :], MMA), keys, PRECISION)
     if WRITE_RAW:
-        store_state(raw_states, s, V, 1, columns, channels, K, V)
+        store_matrix(raw_states, s, channels, columns, V, K)
     return s
 
 
 @triton.jit(do_not_specialize=SCALARS)
 def state_pass_kernel(
-    k, w, u, gate_sums, initial_state, states, v_new, final_state, raw_states, chunk_offsets, cu_seqlens,
+    k, w, u, gates, initial_state, states, v_new, final_state, raw_states, chunk_offsets, cu_seqlens,
     T, chunks_per_sequence, H, HV, state_stride_k, state_stride_v,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, HALVES: tl.constexpr,
     MMA: tl.constexpr, PRECISION: tl.constexpr, STATE_FORMAT: tl.constexpr, CONVERSION: tl.constexpr,
-    HAS_INITIAL: tl.constexpr, WRITE_FINAL: tl.constexpr, WRITE_RAW: tl.constexpr, PACKED: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, WRITE_FINAL: tl.constexpr, WRITE_RAW: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     """Grid: (sequences * HV * V tiles,). `states` holds S at the entry of every chunk.
 
@@ -97,22 +97,22 @@ def state_pass_kernel(
     rows = tl.arange(0, CHUNK)
     columns = tl.arange(0, BK)
     channels = tile * BV + tl.arange(0, width)
-    token_head = start * HV + head
+    chunk_head = chunk * HV + head
     k += (start * H + head // (HV // H)) * K
-    w += token_head * K
-    u += token_head * V
-    v_new += token_head * V
-    gate_sums += token_head
-    states += (chunk * HV + head) * (K * V)
+    w += chunk_head * (CHUNK * K)
+    u += chunk_head * (CHUNK * V)
+    v_new += chunk_head * (CHUNK * V)
+    gates += chunk_head * (2 * CHUNK)
+    states += chunk_head * (K * V)
     if WRITE_RAW:
-        raw_states += (chunk * HV + head) * (K * V)
+        raw_states += chunk_head * (K * V)
 
-    s = tl.zeros((BK, width), tl.float32)
+    s = tl.zeros((width, BK), tl.float32)
     if HAS_INITIAL:
         initial_state += sequence_head * (K * V)
         s = load_state(initial_state, state_stride_k, state_stride_v, columns, channels, K, V)
     if HALVES == 2:
-        other = tl.zeros((BK, width), tl.float32)
+        other = tl.zeros((width, BK), tl.float32)
         if HAS_INITIAL:
             other = load_state(initial_state, state_stride_k, state_stride_v, columns, channels + width, K, V)
     if STATE_FORMAT != "none":
@@ -125,13 +125,13 @@ def state_pass_kernel(
     for row in tl.range(0, bound(length), CHUNK, disable_licm=True):
         n_rows = tl.minimum(length - row, CHUNK)
         s = advance(
-            s, k, w, u, gate_sums, states, v_new, raw_states, rows, columns, channels, n_rows, H, HV, K, V,
+            s, k, w, u, gates, states, v_new, raw_states, rows, columns, channels, n_rows, H, K, V,
             MMA, PRECISION, WRITE_RAW,
         )  # fmt: skip
         if HALVES == 2:
             other = advance(
-                other, k, w, u, gate_sums, states, v_new, raw_states, rows, columns, channels + width, n_rows,
-                H, HV, K, V, MMA, PRECISION, WRITE_RAW,
+                other, k, w, u, gates, states, v_new, raw_states, rows, columns, channels + width, n_rows, H,
+                K, V, MMA, PRECISION, WRITE_RAW,
             )  # fmt: skip
         if STATE_FORMAT != "none":
             amax_bits = amax_bits_of(s)
@@ -140,10 +140,10 @@ def state_pass_kernel(
                 other = round_state(other, amax_bits, STATE_FORMAT, CONVERSION)
             s = round_state(s, amax_bits, STATE_FORMAT, CONVERSION)
         k += CHUNK * H * K
-        w += CHUNK * HV * K
-        u += CHUNK * HV * V
-        v_new += CHUNK * HV * V
-        gate_sums += CHUNK * HV
+        w += HV * (CHUNK * K)
+        u += HV * (CHUNK * V)
+        v_new += HV * (CHUNK * V)
+        gates += HV * (2 * CHUNK)
         states += HV * (K * V)
         if WRITE_RAW:
             raw_states += HV * (K * V)
@@ -156,18 +156,16 @@ def state_pass_kernel(
 
 @triton.jit(do_not_specialize=SCALARS)
 def state_gradient_kernel(
-    q, k, w, gate_sums, do, d_final_state, d_states, dv_new, d_initial_state, chunk_offsets, cu_seqlens,
-    scale, T, chunks_per_sequence, H, HV, state_stride_k, state_stride_v,
+    q, k, w, gates, do_scaled, d_final_state, d_states, dv_new, d_initial_state, chunk_offsets,
+    cu_seqlens, T, chunks_per_sequence, H, HV, state_stride_k, state_stride_v,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     MMA: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
     HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Grid: (sequences * HV * V tiles,). `dv_new` holds dV'_local and is completed; `d_states` is dS'.
 
-    CHAINED is for 8 warps and bf16. The matrix unit adds both products to dS, which saves the registers of
-    two; two TF32 products chained like that came out wrong in another kernel. And K dS' is made in a branch,
-    which is always taken: where Triton sees a second product that depends on the first, it gives all 64 rows
-    to each half of the warps, and does the work twice.
+    CHAINED is for bf16: the matrix unit adds both products to dS, which saves the registers of two; two TF32
+    products chained like that came out wrong in another kernel.
     """
     program = tl.program_id(0).to(tl.int64)
     tiles: tl.constexpr = (V + BV - 1) // BV
@@ -180,9 +178,8 @@ def state_gradient_kernel(
     columns = tl.arange(0, BK)
     channels = tile * BV + tl.arange(0, BV)
     n_chunks = (length + CHUNK - 1) // CHUNK
-    d_states += (chunk * HV + head) * (K * V)
 
-    ds = tl.zeros((BK, BV), tl.float32)
+    ds = tl.zeros((BV, BK), tl.float32)
     if HAS_FINAL:
         ds = load_state(
             d_final_state + sequence_head * (K * V), state_stride_k, state_stride_v, columns, channels, K, V
@@ -191,34 +188,28 @@ def state_gradient_kernel(
         index = (n_chunks - 1 - step).to(tl.int64)
         row = start + index * CHUNK
         n_rows = tl.minimum(length - (n_chunks - 1 - step) * CHUNK, CHUNK)
-        token_head = row * HV + head
+        chunk_head = (chunk + index) * HV + head
         key_head = (row * H + head // (HV // H)) * K
-        store_state(d_states + index * HV * (K * V), ds, V, 1, columns, channels, K, V)
-        gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
-        gate_last = tl.load(gate_sums + token_head + (n_rows - 1) * HV)
-        to_end = tl.where(rows < n_rows, tl.exp(gate_last - gate), 0.0)
+        store_matrix(d_states + chunk_head * (K * V), ds, channels, columns, V, K)
+        gate = gates + chunk_head * (2 * CHUNK)
+        decay = tl.exp(tl.load(gate + (CHUNK - 1)))
+        to_end = tl.load(gate + CHUNK + rows)
         keys = operand(load_tile(k + key_head, H * K, rows, columns, n_rows, K), MMA)
-        if CHAINED:
-            dv = tl.zeros((CHUNK, BV), tl.float32)
-            if n_rows > 0:
-                dv = matmul(keys, operand(ds, MMA), PRECISION)
-        else:
-            dv = matmul(keys, operand(ds, MMA), PRECISION)
-        dv *= to_end[:, None]
-        dv += widen(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V))
-        store_tile(dv_new + token_head * V, dv, HV * V, rows, channels, n_rows, V)
-        do_tile = widen(load_tile(do + token_head * V, HV * V, rows, channels, n_rows, V))
-        do_scaled = operand(do_tile * (scale * tl.exp(gate))[:, None], MMA)
+        dv = matmul(operand(ds, MMA), tl.trans(keys), PRECISION) * to_end[None, :]
+        dv_pointer = dv_new + chunk_head * (CHUNK * V)
+        dv += widen(load_matrix(dv_pointer, channels, rows, V, CHUNK))
+        store_matrix(dv_pointer, dv, channels, rows, V, CHUNK)
+        do_tile = operand(load_matrix(do_scaled + chunk_head * (CHUNK * V), rows, channels, CHUNK, V), MMA)
         queries = operand(load_tile(q + key_head, H * K, rows, columns, n_rows, K), MMA)
-        w_tile = operand(load_tile(w + token_head * K, HV * K, rows, columns, n_rows, K), MMA)
+        w_tile = operand(load_matrix(w + chunk_head * (CHUNK * K), rows, columns, CHUNK, K), MMA)
         if CHAINED:
-            ds *= tl.exp(gate_last)
-            ds += matmul(tl.trans(queries), do_scaled, PRECISION)
-            ds += matmul(tl.trans(w_tile), operand(-dv, MMA), PRECISION)
+            ds *= decay
+            ds += matmul(tl.trans(do_tile), queries, PRECISION)
+            ds += matmul(operand(-dv, MMA), w_tile, PRECISION)
         else:
-            through_output = matmul(tl.trans(queries), do_scaled, PRECISION)
-            through_w = matmul(tl.trans(w_tile), operand(dv, MMA), PRECISION)
-            ds = ds * tl.exp(gate_last) + (through_output - through_w)
+            through_output = matmul(tl.trans(do_tile), queries, PRECISION)
+            through_w = matmul(operand(dv, MMA), w_tile, PRECISION)
+            ds = ds * decay + (through_output - through_w)
     if HAS_INITIAL:
         store_state(
             d_initial_state + sequence_head * (K * V), ds, state_stride_k, state_stride_v, columns, channels,

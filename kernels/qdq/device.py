@@ -118,24 +118,30 @@ def divide(x, scale):
 
 
 @triton.jit
-def divide_short(x, scale):
-    """x / scale rounded once, for x and a group maximum of at most 11 significant bits, in half the work.
+def divide_for_code(x, scale):
+    """x / scale, near enough to have the code of the rounded quotient; |x| is at most 448 times the scale.
 
-    The scale is brought into [1, 2) by a power of two, and the product with its reciprocal corrected once by
-    the remainder (Markstein, 1990). One correction is enough for every pair of significands of bf16 and fp16,
-    which is counted out in the tests. A quotient that is too small to matter may lose bits. The interpreter
-    rounds an fma twice, so there this is a division.
+    The scale is brought into [1, 2) by a power of two and its reciprocal r rounded once; q = x r is corrected
+    once by its remainder, to q + (x - q d) r (Markstein, 1990). That is not always the rounded quotient, but
+    the two never lie on different sides of a tie t between codes, which has at most 8 significant bits. They
+    could only where x / d is next to the middle m of t and its neighbour. There, with q in [1, 2), q errs by
+    less than q d / 4 + 1/2 < 3/2 ulp, so by 1/2 ulp; then x - q d is exact; and x / d is further from m, by
+    2^-23 / d of that, than r errs, by at most 2^-25 d. A quotient too small to matter may lose bits.
+
+    A `div.rn` for each element costs a branch and a call, and the registers that calls clobber. The
+    interpreter rounds an fma twice, so there this is a division.
     """
     if INTERPRET:
         return divide(x, scale)
     else:
         power = (TWICE_BIAS - (magnitude_bits(scale) & INF_BITS)).to(tl.float32, bitcast=True)
-        divisor = scale * power
-        reciprocal = tl.math.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor)
+        one_divisor = scale * power
+        one_reciprocal = tl.math.div_rn(tl.full(scale.shape, 1.0, tl.float32), one_divisor)
+        minus_divisor = tl.broadcast_to(-one_divisor, x.shape)
+        reciprocal = tl.broadcast_to(one_reciprocal, x.shape)
         dividend = x * power
         quotient = dividend * reciprocal
-        remainder = tl.fma(-quotient, tl.broadcast_to(divisor, x.shape), dividend)
-        return tl.fma(remainder, tl.broadcast_to(reciprocal, x.shape), quotient)
+        return tl.fma(tl.fma(quotient, minus_divisor, dividend), reciprocal, quotient)
 
 
 @triton.jit
@@ -163,6 +169,6 @@ def qdq_rows(x, FMT: tl.constexpr, CONVERSION: tl.constexpr, SHORT: tl.constexpr
         amax_bits = tl.max(magnitude_bits(x), axis=1, keep_dims=True)
         scale = scale_of(amax_bits, FMT)
         if SHORT:
-            return round_code(divide_short(x, scale), FMT, CONVERSION) * scale
+            return round_code(divide_for_code(x, scale), FMT, CONVERSION) * scale
         else:
             return qdq_scaled(x, scale, FMT, CONVERSION)

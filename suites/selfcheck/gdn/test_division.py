@@ -24,7 +24,7 @@ def fp32(x: Fraction) -> Fraction:
 
 
 def corrected_once(x: Fraction, divisor: Fraction) -> Fraction:
-    """What `kernels.gdn.device.divide_for_code` computes, from the scaled dividend and divisor on."""
+    """What `kernels.qdq.device.divide_for_code` computes, from the scaled dividend and divisor on."""
     reciprocal = fp32(1 / divisor)
     quotient = fp32(x * reciprocal)
     return fp32(quotient + fp32(x - quotient * divisor) * reciprocal)

@@ -86,9 +86,3 @@ def test_builds_hold_every_row_and_no_argument_twice() -> None:
     assert len({build.name for build in BUILDS}) == len(BUILDS)
     for build in BUILDS:
         assert not build.arguments.keys() & build.constexprs.keys()
-
-
-def test_a_limit_of_registers_reaches_the_launch() -> None:
-    limited = {row.name: row.options()["maxnreg"] for row in ROWS if row.max_registers}
-    assert limited == {"gdn_solve:bf16-w4-r168": 168}
-    assert all("maxnreg" not in row.options() for row in ROWS if not row.max_registers)

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from kernels.gdn import chunk_gated_delta_rule, core, stages
+from kernels.gdn.chunks import cut_into_chunks
 from kernels.gdn.prepare import prepare_kernel, solve_kernel
+from kernels.gdn.stages import by_token
+from kernels.options import CHUNK_SIZE
 from qualify.problem import Problem
 from references.gdn_chunk import gdn_chunk
 from references.qdq import qdq_state, qdq_w
@@ -108,13 +111,15 @@ def test_w_is_solved_and_quantized_once_and_the_backward_makes_the_states_of_the
     assert torch.equal(forward.states, backward.states)
     assert torch.equal(forward.v_new, backward.v_new)
     assert torch.equal(given[0], given[1])
-    assert torch.equal(given[0], qdq_w(stages_of(problem)["w"]))
+    w = stages_of(problem)["w"]
+    assert torch.equal(by_token(cut_into_chunks(*w.shape[:2], None), given[0].mT, w.shape), qdq_w(w))
 
 
 def test_the_rounded_w_is_what_is_saved_and_nothing_is_saved_of_w_without_its_site() -> None:
     problem = random_problem("dtype:bf16,sites:both,block_v:16,length:17,heads:16x24,grouping:hv1")
     w_q = stages_of(problem)["w_q"]
-    shape = w_q.shape
+    chunks = cut_into_chunks(*w_q.shape[:2], None)
+    shape = (chunks.count, w_q.shape[2], CHUNK_SIZE, w_q.shape[3])
 
     def saved(changed: Problem) -> list[Tensor]:
         kept: list[Tensor] = []
@@ -129,5 +134,5 @@ def test_the_rounded_w_is_what_is_saved_and_nothing_is_saved_of_w_without_its_si
         return [x for x in kept if x.shape == shape and x.data_ptr() not in inputs]
 
     (found,) = saved(problem)
-    assert torch.equal(found, w_q)
+    assert torch.equal(by_token(chunks, found.mT, w_q.shape), w_q)
     assert saved(problem.with_(w_format=None)) == []

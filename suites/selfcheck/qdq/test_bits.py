@@ -156,7 +156,7 @@ def test_no_elements_give_no_elements(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 8), (torch.float16, 11)], ids=str)
 def test_one_correction_divides_every_pair_of_short_significands(dtype: torch.dtype, bits: int) -> None:
-    """What `divide_short` does on a GPU, an fma being one rounding of what long double holds."""
+    """What `divide_for_code` does on a GPU, an fma being one rounding of what long double holds."""
     significands = np.arange(1 << (bits - 1), 1 << bits).astype(np.float32)
     scale = np.frexp(significands / np.float32(448.0))[0] * np.float32(2)
     x, divisor = np.meshgrid(significands, scale)

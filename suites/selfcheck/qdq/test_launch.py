@@ -17,6 +17,7 @@ def row(name: str, **options: object) -> LaunchRow:
 @pytest.fixture(autouse=True)
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_ROWS", {})
+    monkeypatch.setattr(launch, "_CHOSEN", {})
     launch.register(
         [
             row("k:hopper", sm=(90, 99), where={"carrier": ("bf16", "fp16")}),
