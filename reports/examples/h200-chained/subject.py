@@ -19,6 +19,7 @@ from kernels.gdn.device import (
     CHUNK,
     bound,
     decay_between,
+    load_matrix,
     load_tile,
     load_vector,
     locate_chunk,
@@ -44,19 +45,19 @@ def gradient_of_inverse(
     for start in range(0, K, BKT):
         columns = start + tl.arange(0, BKT)
         keys = widen(load_tile(k, H * K, rows, columns, n_rows, K))
-        dw_tile = operand(load_tile(w_gradient, HV * K, rows, columns, n_rows, K), MMA)
+        dw_tile = operand(load_matrix(w_gradient, rows, columns, CHUNK, K), MMA)
         dx += matmul(dw_tile, tl.trans(operand(beta_decay[:, None] * keys, MMA)), PRECISION)
     for start in range(0, V, BV):
         channels = start + tl.arange(0, BV)
         values = widen(load_tile(v, HV * V, rows, channels, n_rows, V))
-        du_tile = operand(load_tile(u_gradient, HV * V, rows, channels, n_rows, V), MMA)
-        dx += matmul(du_tile, tl.trans(operand(beta[:, None] * values, MMA)), PRECISION)
+        du_tile = operand(load_matrix(u_gradient, channels, rows, V, CHUNK), MMA)
+        dx += matmul(tl.trans(du_tile), tl.trans(operand(beta[:, None] * values, MMA)), PRECISION)
     return dx
 
 
 @triton.jit(do_not_specialize=SCALARS)
 def solve_gradient_kernel(
-    k, v, beta, gate_sums, inverse, dw, dv_new, dk_partial, dk, dv, d_gate_sums, d_beta, chunk_table,
+    k, v, beta, gates, inverse, dw, dv_new, dk_partial, dk, dv, d_gate_sums, d_beta, chunk_table,
     cu_seqlens, T, chunks_per_sequence, H, HV, n_tokens,
     K: tl.constexpr, V: tl.constexpr, BKT: tl.constexpr, BV: tl.constexpr,
     MMA: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr,
@@ -80,16 +81,19 @@ def solve_gradient_kernel(
     keys = load_tile(k + key_offset, H * K, rows, columns, n_rows, K)
     dk_tile = widen(load_tile(dk_partial + key_offset, H * K, rows, columns, n_rows, K))
     for member in range(bound(HV // H)):
-        token_head = first * HV + key_head * (HV // H) + member
+        head = key_head * (HV // H) + member
+        token_head = first * HV + head
+        value_chunk = chunk * HV + head
+        w_gradient = dw + value_chunk * (CHUNK * K)
+        u_gradient = dv_new + value_chunk * (CHUNK * V)
         b = load_vector(beta + token_head, HV, rows, n_rows)
-        gate = load_vector(gate_sums + token_head, HV, rows, n_rows)
+        gate = tl.load(gates + value_chunk * (2 * CHUNK) + rows)
         beta_decay = b * tl.exp(gate)
         # X is read transposed: neither X nor an accumulator is transposed in registers
-        x_mask = (rows < n_rows)[None, :] & (rows < CHUNK)[:, None]
-        x_offsets = rows[None, :] * (HV * CHUNK) + rows[:, None]
-        x_transposed = operand(tl.load(inverse + token_head * CHUNK + x_offsets, mask=x_mask, other=0.0), MMA)
+        x_offsets = value_chunk * (CHUNK * CHUNK) + rows[None, :] * CHUNK + rows[:, None]
+        x_transposed = operand(tl.load(inverse + x_offsets), MMA)
         dx = gradient_of_inverse(
-            k + key_offset, v + token_head * V, dw + token_head * K, dv_new + token_head * V,
+            k + key_offset, v + token_head * V, w_gradient, u_gradient,
             b, beta_decay, rows, n_rows, H, HV, K, V, BKT, BV, MMA, PRECISION,
         )  # fmt: skip
         dx = tl.where(strictly_lower, dx, 0.0)
@@ -100,7 +104,7 @@ def solve_gradient_kernel(
         e *= b[:, None]
         columns_of_n = tl.sum(e * products, axis=0)
 
-        dw_tile = operand(load_tile(dw + token_head * K, HV * K, rows, columns, n_rows, K), MMA)
+        dw_tile = operand(load_matrix(w_gradient, rows, columns, CHUNK, K), MMA)
         d_keys = matmul(x_transposed, dw_tile, PRECISION)
         through_keys = tl.sum(d_keys * widen(keys), axis=1)
         symmetric = operand(e + tl.trans(e), MMA)
@@ -113,8 +117,8 @@ def solve_gradient_kernel(
             for start in range(0, V, BV):
                 channels = start + tl.arange(0, BV)
                 values = widen(load_tile(v + token_head * V, HV * V, rows, channels, n_rows, V))
-                du_tile = operand(load_tile(dv_new + token_head * V, HV * V, rows, channels, n_rows, V), MMA)
-                d_values = matmul(x_transposed, du_tile, PRECISION)
+                du_tile = operand(load_matrix(u_gradient, channels, rows, V, CHUNK), MMA)
+                d_values = matmul(x_transposed, tl.trans(du_tile), PRECISION)
                 d_b += tl.sum(d_values * values, axis=1)
                 store_tile(dv + token_head * V, b[:, None] * d_values, HV * V, rows, channels, n_rows, V)
         share = tile.to(tl.int64) * n_tokens * HV + token_head
