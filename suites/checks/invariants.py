@@ -55,7 +55,7 @@ def run_borders(case: Case, subject: Subject) -> CheckOutput:
     """
     problem = _problem(case)
     first, inner = (_filled(problem) * 2)[:2]
-    comparisons = [*_gradient_stays(subject, problem, inner)]
+    comparisons = [*_gradient_stays(subject, problem, inner), *_poison_fills_its_tile(subject, problem)]
     if subject.deterministic:
         for target in dict.fromkeys((inner, first)):
             comparisons += _poison_stays(subject, problem, target)
@@ -271,6 +271,37 @@ def _head_poison_stays(subject: Subject, problem: Problem) -> Iterator[Compariso
         # with every column of v poisoned, every tile of a sequence that has tokens holds NaN throughout
         filled = _filled(problem)
         yield _appears("head_poison.appears_in_state", after, lambda s: s[filled][:, -1], everywhere=True)
+
+
+def _poison_fills_its_tile(subject: Subject, problem: Problem) -> Iterator[Comparison]:
+    """One NaN or infinity in a given state makes its tile of the final state NaN throughout, and no other.
+
+    Without it a NaN spreads along its own column alone: the state site is what fills the tile.
+    """
+    if problem.state_format is None or problem.initial_state is None:
+        return
+    clean = outcome_of(subject, problem.with_(do=None, dht=None))["final_state"]
+    for name, value in (("nan", torch.nan), ("inf", torch.inf)):
+        poisoned = fresh(problem.with_(do=None, dht=None))
+        _key_first(poisoned, poisoned.initial_state)[-1, -1, 1, 1] = value
+        dirty = outcome_of(subject, poisoned)["final_state"]
+        yield _appears(
+            f"state_{name}.fills_its_tile",
+            dirty,
+            lambda s: _key_first(problem, s)[-1, -1, :, : problem.state_block_v],
+            everywhere=True,
+        )
+        if subject.deterministic and clean is not None and dirty is not None:
+            rest, other = (_key_first(problem, s).clone() for s in (clean, dirty))
+            for state in (rest, other):
+                state[-1, -1, :, : problem.state_block_v] = 0.0
+            yield compare_exact(f"state_{name}.stays", rest, other, derivation="a tile is an island")
+
+
+def _key_first(problem: Problem, state: Tensor | None) -> Tensor:
+    """A state as `[N, HV, K, V]`, a view of it in either layout."""
+    assert state is not None
+    return state.mT if problem.state_v_first else state
 
 
 def _appears(

@@ -305,7 +305,7 @@ def _w_codes_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
     problem, rows = _w_problem(at, bits, bits, numbers)
     scale = rows.abs().amax(-1).float() / torch.full((), grid_named("e4m3").largest)  # [N, TOKENS, H]
     scale = scale.transpose(1, 2).repeat_interleave(VALUE_HEADS // HEADS, 1)[..., None]
-    scale = scale * torch.tensor(STRENGTHS).view(1, -1, 1, 1)
+    scale = scale * _strengths(at).T[None, :, :, None]
 
     def codes(final_state: Tensor) -> Tensor:
         identity = torch.eye(TOKENS, final_state.shape[-1], device=final_state.device)
@@ -318,6 +318,14 @@ def _w_codes_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
         "as the row of W itself, but only codes are read: neighbours differ by a sixteenth at least, and an "
         "operand is rounded by less than a two-hundredth",
     )
+
+
+def _strengths(at: Mapping[str, str]) -> Tensor:
+    """beta `[TOKENS, HV]`; that of the last token is so small that a floor under the scale would show."""
+    strengths = torch.tensor(STRENGTHS).repeat(TOKENS, 1)
+    if at["dtype"] != "fp16":  # whose W would be zero
+        strengths[-1] *= 2.0**-60
+    return strengths
 
 
 def _w_problem(at: Mapping[str, str], bits: int, scale_bits: int, numbers: Numbers) -> tuple[Problem, Tensor]:
@@ -338,7 +346,7 @@ def _w_problem(at: Mapping[str, str], bits: int, scale_bits: int, numbers: Numbe
         k=k.to(carrier),
         v=torch.zeros(N, TOKENS, VALUE_HEADS, K).to(carrier),
         g=torch.zeros(N, TOKENS, VALUE_HEADS),
-        beta=torch.tensor(STRENGTHS).expand(N, TOKENS, VALUE_HEADS).contiguous(),
+        beta=_strengths(at).expand(N, TOKENS, VALUE_HEADS).contiguous(),
         initial_state=torch.eye(K).expand(N, VALUE_HEADS, K, K).contiguous(),
         dht=dht,
         scale=1.0,

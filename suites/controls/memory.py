@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from suites.controls.control import Control
-from suites.subjects.eager import Call, EagerGDN, Notes, Place
+from suites.subjects.eager import Call, EagerGDN, EagerQDQ, Notes, Place
 
 Tensor = torch.Tensor
 
@@ -55,6 +55,11 @@ def _masked_by_product(self: EagerGDN, x: Tensor, n: Notes) -> Tensor:
 
 def _nan_becomes_zero(self: EagerGDN, n: Notes) -> Tensor:
     return torch.nan_to_num(EagerGDN.read(self, n))
+
+
+def _poison_stays_local(self: EagerQDQ, x: Tensor, dim: tuple[int, ...], fmt: str) -> Tensor:
+    sound = EagerQDQ.groups(self, torch.where(x.isfinite(), x, torch.zeros_like(x)), dim, fmt)
+    return torch.where(x.isfinite(), sound, torch.full_like(sound, torch.nan))
 
 
 def _unwritten_tail(self: EagerGDN, y: Tensor, like: Tensor, n: Notes) -> Tensor:
@@ -289,6 +294,13 @@ MEMORY = (
         "range",
         "outputs are cleaned of NaN, and a broken run looks healthy",
         {"read": _nan_becomes_zero},
+        looks=("borders",),
+    ),
+    Control(
+        "poison_stays_local",
+        "range",
+        "a maximum that drops NaN leaves the rest of its group as if nothing had happened",
+        rounding={"groups": _poison_stays_local},
         looks=("borders",),
     ),
     Control(

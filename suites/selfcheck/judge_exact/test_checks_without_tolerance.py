@@ -104,6 +104,19 @@ def test_a_laundered_nan_fails_both_at_the_function_and_in_the_op() -> None:
     )
 
 
+def test_a_nan_that_leaves_the_rest_of_its_tile_alone_fails() -> None:
+    faulty = CONTROLS["poison_stays_local"].subject()
+    failing = asked(invariants.run_borders, faulty, packing="docs", length="65")
+    assert failing == ["state_nan.fills_its_tile", "state_inf.fills_its_tile"]
+
+
+def test_a_floor_under_the_scale_of_w_shows_in_the_op() -> None:
+    def floored(self: EagerQDQ, amax: Tensor, fmt: str) -> Tensor:
+        return EagerQDQ().scale_of(amax.clamp_min(1e-12), fmt)
+
+    assert asked(probes.run_w, with_rounding(scale_of=floored))
+
+
 def test_a_tile_of_its_own_leaves_the_grid() -> None:
     def wider(self: EagerQDQ, state: Tensor, block_v: int, fmt: str) -> Tensor:
         return EagerQDQ().state_values(state, 2 * block_v, fmt)
