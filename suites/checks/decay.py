@@ -128,9 +128,14 @@ ROWS = (
             "length": ("65", "145"),
             "heads": ("16x16", "32x48"),
             "grouping": ("hv1", "hv2"),
+            "scalars": ("fp32", "carrier"),
         },
         regimes=("random",),
-        must_run=tuple({"dtype": dtype, "gates": "ordinary"} for dtype in DTYPES),
+        must_run=tuple(
+            {"dtype": dtype, "gates": "ordinary", "scalars": scalars}
+            for dtype in DTYPES
+            for scalars in ("fp32", "carrier")
+        ),
         profiles=profiles(
             "each", "pairs", quick={"dtype": ("bf16",), "gates": ("ordinary",), "length": ("65",)}
         ),

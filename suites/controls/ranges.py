@@ -51,6 +51,10 @@ def _bf16_sum(self: EagerGDN, g: Tensor, n: Notes) -> Tensor:
     return EagerGDN.cumulate(self, g, n).bfloat16().to(g.dtype)
 
 
+def _sum_in_own_dtype(self: EagerGDN, g: Tensor, n: Notes) -> Tensor:
+    return EagerGDN.cumulate(self, g, n).to(n.options.g.dtype).to(g.dtype)
+
+
 def _exclusive(self: EagerGDN, g: Tensor, n: Notes) -> Tensor:
     return EagerGDN.cumulate(self, g, n) - g
 
@@ -167,6 +171,15 @@ RANGES = (
         {"cumulate": _bf16_sum},
         tier="whole",
         looks=("decay",),
+    ),
+    Control(
+        "gate_sum_in_own_dtype",
+        "range",
+        "gates that are given in the carrier are summed in it",
+        {"cumulate": _sum_in_own_dtype},
+        tier="whole",
+        looks=("decay_carrier",),
+        unseen={"fp32": "the carrier is fp32"},
     ),
     Control(
         "state_through_fp16",
