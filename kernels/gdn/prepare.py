@@ -88,6 +88,12 @@ def invert_unit_lower(scratch, SOLVE_PRECISION: tl.constexpr):
 
 
 @triton.jit
+def at(x, index, place):
+    """The element of a vector whose index is `place`, 0 if there is none."""
+    return tl.sum(tl.where(index == place, x, 0.0), axis=0)
+
+
+@triton.jit
 def store_system(scratch, products, b, gate, other_gate, row: tl.constexpr, column: tl.constexpr):
     """Stores a block of L: beta_i (k_i . k_j) exp(G_i - G_j) below the diagonal of the chunk, 0 elsewhere."""
     i = tl.arange(0, HALF)
@@ -104,7 +110,9 @@ def solve_kernel(
 ):  # fmt: skip
     """Grid: (chunks * HV,). `scratch` is `[chunks, HV, 64, 64]` fp32: what no program but its own reads.
 
-    Past the end of a chunk g reads as 0 and beta too: the gate stays what it was and X is the identity there.
+    Past the end of a chunk beta reads as 0: X is the identity there. The gate stays what it was, to the bit:
+    what a sum of zeros is depends on the order in which a scan adds. Strong gates have large sums and small
+    differences, so both are fp64.
     The chunk is worked on in halves of 32 rows: what lies above the diagonal is not made.
     """
     program = tl.program_id(0).to(tl.int64)
@@ -130,14 +138,17 @@ def solve_kernel(
         upper += matmul(upper_keys, tl.trans(upper_keys), PRECISION)
         below += matmul(lower_keys, tl.trans(upper_keys), PRECISION)
         lower += matmul(lower_keys, tl.trans(lower_keys), PRECISION)
-    upper_gate = tl.cumsum(upper_gate, axis=0)
-    lower_gate = tl.cumsum(lower_gate, axis=0) + tl.sum(tl.where(i == HALF - 1, upper_gate, 0.0), axis=0)
-    last = tl.sum(tl.where(i == HALF - 1, lower_gate, 0.0), axis=0)
+    upper_sum = tl.cumsum(upper_gate.to(tl.float64), axis=0)
+    lower_sum = tl.cumsum(lower_gate.to(tl.float64), axis=0) + at(upper_sum, i, HALF - 1)
+    last = at(upper_sum, i, n_rows - 1) + at(lower_sum, i + HALF, n_rows - 1)
+    upper_sum = tl.where(i < n_rows, upper_sum, last)
+    lower_sum = tl.where(i + HALF < n_rows, lower_sum, last)
+    upper_gate, lower_gate = upper_sum.to(tl.float32), lower_sum.to(tl.float32)
     gates += program * (2 * CHUNK)
     tl.store(gates + i, upper_gate)
     tl.store(gates + i + HALF, lower_gate)
-    tl.store(gates + i + CHUNK, tl.exp(last - upper_gate))
-    tl.store(gates + i + (CHUNK + HALF), tl.exp(last - lower_gate))
+    tl.store(gates + i + CHUNK, tl.exp((last - upper_sum).to(tl.float32)))
+    tl.store(gates + i + (CHUNK + HALF), tl.exp((last - lower_sum).to(tl.float32)))
     store_system(scratch, upper, upper_beta, upper_gate, upper_gate, 0, 0)
     store_system(scratch, below, lower_beta, lower_gate, upper_gate, 32, 0)
     store_system(scratch, lower, lower_beta, lower_gate, lower_gate, 32, 32)
