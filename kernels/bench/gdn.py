@@ -247,6 +247,26 @@ def calls(op: Op, config: Config, x: Inputs, **options: Any) -> dict[str, Callab
     return {"forward": forward, "forward+backward": both}
 
 
+def call_s(call: Callable[[], Any]) -> float:
+    """Seconds of one call by the clock, with all that it compiles."""
+    _ = triton.runtime.driver.active.utils  # built once for all kernels of a machine
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def first_calls(config: Config) -> None:
+    """Prints the seconds of first calls, forward and backward; tells nothing where Triton's cache is full."""
+    for judged in (config.with_sites(), config, replace(config, dtype=torch.float32).with_sites()):
+        both = calls(chunk_gated_delta_rule, judged, make_inputs(judged), **judged.options())
+        sites = "on" if judged.w else "off"
+        print(
+            f"first call {judged.name} {judged.carrier} sites {sites}: {call_s(both['forward+backward']):.1f} s"
+        )
+
+
 def peak_mib(call: Callable[[], Any]) -> float:
     """Peak memory of a call above what was allocated before it."""
     torch.cuda.synchronize()
@@ -304,12 +324,7 @@ def measure(config: Config, oracle: Op, repeats: int) -> list[dict[str, Any]]:
             op = load()
             x = make_inputs(judged)
             parts = calls(op, judged, x, **options)
-            _ = triton.runtime.driver.active.utils  # built once for all kernels of a machine
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            parts["forward+backward"]()
-            torch.cuda.synchronize()
-            row["first_call_s"] = time.perf_counter() - begin
+            row["first_call_s"] = call_s(parts["forward+backward"])
             row["peak_mib"] = peak_mib(parts["forward+backward"])
             if op is chunk_gated_delta_rule:
                 row["errors"] = errors(judged, oracle)
@@ -433,6 +448,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for gdn.json and gdn.txt: the table of times")
     parser.add_argument("--smoke", action="store_true", help="errors of every kind of call")
     parser.add_argument("--rows", action="store_true", help="time and error of every launch row")
+    parser.add_argument("--first", action="store_true", help="seconds of first calls, with an empty cache")
     parser.add_argument("--kernels", action="store_true", help="device time of each kernel")
     parser.add_argument("--repeats", type=int, default=30, help="timed calls of each candidate")
     parser.add_argument("--oracle", default=ORACLE, help="module:function of the fp64 oracle")
@@ -444,8 +460,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     if options.smoke:
         status |= smoke(oracle)
-    if options.kernels:
-        breakdown(whole())
+    if options.first:
+        first_calls(whole())
     if options.rows:
         status |= sweep(oracle)
     if options.out is not None:
@@ -456,6 +472,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write(options.out, results)  # tuning the next shape of FLA takes minutes
         print(table(results))
         status |= any("error" in row and "FLA" not in row["subject"] for row in results)
+    if options.kernels:
+        breakdown(whole())
     return int(status)
 
 
