@@ -261,10 +261,8 @@ def first_calls(config: Config) -> None:
     """Prints the seconds of first calls, forward and backward; tells nothing where Triton's cache is full."""
     for judged in (config.with_sites(), config, replace(config, dtype=torch.float32).with_sites()):
         both = calls(chunk_gated_delta_rule, judged, make_inputs(judged), **judged.options())
-        sites = "on" if judged.w else "off"
-        print(
-            f"first call {judged.name} {judged.carrier} sites {sites}: {call_s(both['forward+backward']):.1f} s"
-        )
+        name = f"{judged.name} {judged.carrier} sites {'on' if judged.w else 'off'}"
+        print(f"first call {name}: {call_s(both['forward+backward']):.1f} s", flush=True)
 
 
 def peak_mib(call: Callable[[], Any]) -> float:
