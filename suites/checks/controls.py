@@ -70,6 +70,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "probe_state": Look("probe.state", {"block_v": "16"}),
         "probe_w": Look("probe.w"),
         "probe_state_wide": Look("probe.state", {"heads": "256x16", "block_v": "16"}),
+        "probe_w_late": Look("probe.w", {"before": "2112"}),
         "probe_w_wide": Look("probe.w", {"heads": "128x128"}),
         "probe_write": Look("probe.write", {"block_v": "16"}),
         "decay": Look("probe.decay", {"packing": "batch"}),

@@ -48,6 +48,15 @@ def _every_second_chunk(self: EagerGDN, state: Tensor, where: str, n: Notes) -> 
     return state if where != "initial" and int(where) % 2 else EagerGDN.round_state(self, state, where, n)
 
 
+def _third_of_many(self: EagerGDN, state: Tensor, where: str, n: Notes) -> Tensor:
+    left_out = where == "2" and n.at.chunks > 3
+    return state if left_out else EagerGDN.round_state(self, state, where, n)
+
+
+def _w_of_early_chunks(self: EagerGDN, w: Tensor, n: Notes) -> Tensor:
+    return torch.cat([EagerGDN.round_w(self, w, n)[:32], w[32:]])
+
+
 def _first_head_alone(self: EagerGDN, state: Tensor, where: str, n: Notes) -> Tensor:
     rounded = EagerGDN.round_state(self, state, where, n)
     first = (torch.arange(len(state), device=state.device) % n.HV == 0).view(-1, 1, 1)
@@ -138,6 +147,11 @@ def _second_call_otherwise(self: EagerGDN, w: Tensor, n: Notes) -> Tensor:
     return w if again else EagerGDN.round_w(self, w, n)
 
 
+def _unrounded_in_backward(self: EagerGDN, w: Tensor, n: Notes) -> Tensor:
+    running = torch._C._current_graph_task_id() != -1
+    return w if running else EagerGDN.round_w(self, w, n)
+
+
 def _unrounded_without_gradient(self: EagerGDN, call: Call) -> None:
     EagerGDN.prepare(self, call)
     if not torch.is_grad_enabled():
@@ -215,6 +229,13 @@ SITES = (
         {"round_w": _w_of_the_chunk},
         tier="whole",
         looks=("smooth",),
+    ),
+    Control(
+        "unrounded_in_backward",
+        "straight_through",
+        "a forward that a checkpoint runs again inside the backward leaves W as it is",
+        {"round_w": _unrounded_in_backward},
+        looks=("checkpoint",),
     ),
     Control(
         "w_scale_of_a_group",
@@ -306,6 +327,20 @@ SITES = (
         "the carried accumulator is never replaced by its rounded value",
         {"update": _updated_before_rounding},
         looks=("exact", "smooth"),
+    ),
+    Control(
+        "third_of_many_chunks",
+        "device",
+        "a loop that is unrolled by four rounds in three of its quarters",
+        {"round_state": _third_of_many},
+        looks=("probe_write",),
+    ),
+    Control(
+        "w_of_late_chunks",
+        "device",
+        "the grid of the W kernel ends after 32 chunks",
+        {"round_w": _w_of_early_chunks},
+        looks=("probe_w_late",),
     ),
     Control(
         "every_second_chunk",

@@ -40,7 +40,9 @@ _PLAIN = {
 INTERPRETED: Mapping[str, Options] = {
     "probe.state": Options("each", axes={**_ONE_CARRIER, "length": ("1",), "heads": ("16x16",)}),
     "probe.w": Options(
-        "each", axes={"dtype": ("bf16",), "heads": ("32x32",), "packing": ("batch",)}, time_limit_s=60.0
+        "each",
+        axes={"dtype": ("bf16",), "heads": ("32x32",), "packing": ("batch",), "before": ("0",)},
+        time_limit_s=60.0,
     ),
     "op.chunk": Options("each", axes={**_ONE_CARRIER, **_SMALL, **_PLAIN}, regimes=("random", "near_tie")),
     "op.named": Options("each", axes=_ONE_CARRIER),

@@ -206,6 +206,20 @@ def test_calls_of_a_subject_that_is_not_deterministic_are_held_against_budgets()
     assert asked(run, faulty, **levels)
 
 
+def test_a_forward_that_differs_inside_a_backward_fails() -> None:
+    run, levels = CHECKS["repeat"]
+    failing = asked(run, CONTROLS["unrounded_in_backward"].subject(), **levels)
+    assert failing
+    assert all(name.startswith("recomputed.") for name in failing)
+
+
+def test_a_rounding_left_out_in_one_late_chunk_shows_to_the_bit() -> None:
+    faulty = CONTROLS["third_of_many_chunks"].subject()
+    assert asked(probes.run_write, faulty, initial="given") == ["final_state"]
+    late = asked(probes.run_w, CONTROLS["w_of_late_chunks"].subject(), before="2112")
+    assert "final_state" in late
+
+
 def test_a_gradient_that_comes_with_another_only_fails() -> None:
     run, levels = CHECKS["arguments"]
     assert asked(run, CONTROLS["dk_only_beside_dq"].subject(), **levels) == ["only.dk"]
