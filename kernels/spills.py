@@ -42,21 +42,37 @@ SPILLS: tuple[Spill, ...] = (
         "gdn_output:bf16-w4-bv128", 16, "20 % faster on an H200 than tiles of 64, and spills nothing there"
     ),
     Spill("gdn_output:fp32-w4", 96, "none on an H200; smaller tiles read Q and K more often"),
-    Spill("gdn_solve_gradient:bf16-w4-64x64", 656, "half the time of 8 warps with these tiles on an H200"),
+    Spill("gdn_local_gradient:bf16-w4", 16, "none where K and V are powers of two"),
+    Spill("gdn_prepare:bf16-w4", 48, "one step for V up to 128; none up to K = 128", build="K256"),
+    Spill("gdn_prepare:fp32-w8", 16, "4 warps spill more", build="K256"),
+    Spill("gdn_solve:fp32-w8", 40, "fewest spills of the rows that were tried", build="K256"),
+    Spill("gdn_solve_gradient:bf16-w4-64x64", 1000, "half the time of 8 warps with these tiles on an H200"),
     Spill(
         "gdn_solve_gradient:bf16-w8-128x128",
-        304,
-        "18 % faster on an H200 than tiles of 64; 16 B up to K = 128",
+        432,
+        "18 % faster on an H200 than tiles of 64; 8 B up to K = 128",
     ),
     Spill("gdn_solve_gradient:fp32-w8-32x32", 744, "X, dX and their products are 64 x 64 whatever the tile"),
     Spill("gdn_state:bf16-w4-16", 8, "16 columns are the smallest tile that there is"),
     Spill("gdn_state:bf16-w4-s3", 48, "8 warps take 16 % longer on an H200"),
+    Spill(
+        "gdn_state:bf16-w8",
+        1344,
+        "a [256, 128] group in fp32 is 128 registers of each of 256 threads; most on SM 8.0",
+        build="K256",
+    ),
+    Spill("gdn_state:bf16-w8", 352, "a [128, 128] group is 64 registers of each thread; most on SM 8.0"),
+    Spill(
+        "gdn_state:fp32-w8", 400, "a tile of 32 columns is taken where the group is not wider", build="K256"
+    ),
     Spill("gdn_state:fp32-w8", 56, "fewest spills of the tiles that were tried"),
+    Spill("gdn_state:fp32-w8-128", 392, "a [128, 128] group is 64 registers of each thread; most on SM 8.0"),
     Spill(
         "gdn_state:fp32-w8-halves",
         3072,
         "a [256, 128] group in fp32 is 128 registers of each of 256 threads; only K = 256 takes this row",
     ),
+    Spill("gdn_state_gradient:bf16-w4-s3", 128, "only for measuring, and none where K and V are 128"),
     Spill("gdn_state_gradient:bf16-w4-s2-64", 152, "8 warps take 70 % longer on an H200"),
     Spill(
         "gdn_state_gradient:bf16-w8",

@@ -18,7 +18,6 @@ BF16: Mapping[str, tuple[object, ...]] = {"operand": ("bf16",)}
 FP32: Mapping[str, tuple[object, ...]] = {"operand": ("fp32",)}
 WIDE = (0, 32, 64, 128)
 WIDE_BF16 = {**BF16, "tile": WIDE}
-WIDE_FP32 = {**FP32, "tile": WIDE}
 NARROW_128 = {**BF16, "K": UP_TO_128, "tile": (0, 32, 64)}
 HOPPER = (90, 90)
 """Rows with a pipeline need its 227 KB; Triton 3.6.0 cannot build the state's for SM 10.0."""
@@ -99,7 +98,16 @@ ROWS = register(
             HALVES=2,
             BV=64,
         ),
-        _row("gdn_state", "fp32-w8", "fewest spills", 8, 1, WIDE_FP32, BV=32),
+        _row("gdn_state", "fp32-w8", "fewest spills", 8, 1, {**FP32, "tile": (0, 32, 64)}, BV=32),
+        _row(
+            "gdn_state",
+            "fp32-w8-128",
+            "a [256, 128] group takes 256 KB of shared memory whole",
+            8,
+            1,
+            {**FP32, "K": UP_TO_128, "tile": (128,)},
+            BV=128,
+        ),
         _row(
             "gdn_state_gradient",
             "bf16-w4-s2-64",

@@ -112,13 +112,15 @@ def test_w_is_solved_and_quantized_once_and_the_backward_makes_the_states_of_the
     assert torch.equal(forward.v_new, backward.v_new)
     assert torch.equal(given[0], given[1])
     w = stages_of(problem)["w"]
-    assert torch.equal(by_token(cut_into_chunks(*w.shape[:2], None), given[0].mT, w.shape), qdq_w(w))
+    assert torch.equal(
+        by_token(cut_into_chunks(w.shape[0], w.shape[1], None), given[0].mT, w.shape), qdq_w(w)
+    )
 
 
 def test_the_rounded_w_is_what_is_saved_and_nothing_is_saved_of_w_without_its_site() -> None:
     problem = random_problem("dtype:bf16,sites:both,block_v:16,length:17,heads:16x24,grouping:hv1")
     w_q = stages_of(problem)["w_q"]
-    chunks = cut_into_chunks(*w_q.shape[:2], None)
+    chunks = cut_into_chunks(w_q.shape[0], w_q.shape[1], None)
     shape = (chunks.count, w_q.shape[2], CHUNK_SIZE, w_q.shape[3])
 
     def saved(changed: Problem) -> list[Tensor]:
