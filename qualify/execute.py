@@ -165,6 +165,7 @@ class _Session:
     crashes: Counter[str] = field(default_factory=Counter)
     running: dict[str, dict[str, Any]] = field(default_factory=dict)
     recorded: set[str] = field(default_factory=set)
+    killed: set[str] = field(default_factory=set)
 
     def run(self, todo: Sequence[PlannedCase]) -> bool:
         """Runs cases to their records; returns False after an interruption.
@@ -179,12 +180,13 @@ class _Session:
             if not self.spawn(left):
                 return False
             before, left = left, [p for p in left if p.case_id not in self.recorded]
-            if len(left) == len(before):
+            if len(left) == len(before) and not self.killed:
                 break
         return True
 
     def spawn(self, todo: Sequence[PlannedCase]) -> bool:
         """Runs pytest once on some cases; returns False after an interruption."""
+        self.killed.clear()
         folder = self.run_.folder
         (folder / SELECTED_NAME).write_text("".join(f"{p.case_id}\n" for p in todo))
         with (folder / OUTPUT_NAME).open("ab") as output:
@@ -220,12 +222,22 @@ class _Session:
                 self.hang(case_id, event)
 
     def hang(self, case_id: str, event: Mapping[str, Any]) -> None:
-        """Kills a worker and records that its case hung."""
+        """Kills a worker and records that its case hung.
+
+        A planted fault is the project's own, and says nothing of whoever is judged: the first time, it is run
+        once more when the others have ended.
+        """
         with contextlib.suppress(ProcessLookupError):
             os.kill(event["pid"], signal.SIGKILL)
         importing = event.get("importing")
         what = f"importing {importing}" if importing else "it"
-        self.record(case_id, Verdict.HANG, f"{what} did not end within {event['limit_s']:g} s", event)
+        reason = f"{what} did not end within {event['limit_s']:g} s"
+        if self.plan.by_id[case_id].control and case_id not in self.reader.log.repeated:
+            self.killed.add(case_id)
+            self.running.pop(case_id, None)
+            self.log.write("repeated", case_id=case_id, reason=reason)
+            return
+        self.record(case_id, Verdict.HANG, reason, event)
         subject = self.plan.by_id[case_id].case.subject
         self.hangs[subject] += 1 + HANGS_ALLOWED * bool(importing)
         if self.hangs[subject] > HANGS_ALLOWED:
@@ -233,8 +245,8 @@ class _Session:
             self.stop(subject, f"not run: {hung} hung")
 
     def crash(self, case_id: str, event: Mapping[str, Any]) -> None:
-        """Records that a worker died under a case, unless the case has a record."""
-        if case_id not in self.recorded and case_id in self.plan.by_id:
+        """Records that a worker died under a case, unless it has a record or is to be run once more."""
+        if case_id not in self.recorded | self.killed and case_id in self.plan.by_id:
             self.record(case_id, Verdict.CRASH, "the process ended while the case ran; see output.txt", event)
 
     def finished(self, record: CaseRecord) -> None:

@@ -61,6 +61,7 @@ class Log:
         environments: worker -> what it read about its machine.
         subjects: subject -> the facts that the first worker read about it.
         died: ids of cases under which a worker died.
+        repeated: planted fault's case -> why it is run once more.
         stopped: subject -> why the rest of its cases is not run.
         damaged: lines that could not be read.
     """
@@ -71,6 +72,7 @@ class Log:
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     subjects: dict[str, dict[str, Any]] = field(default_factory=dict)
     died: dict[str, None] = field(default_factory=dict)
+    repeated: dict[str, str] = field(default_factory=dict)
     stopped: dict[str, str] = field(default_factory=dict)
     ended: list[dict[str, Any]] = field(default_factory=list)
     damaged: int = 0
@@ -95,6 +97,8 @@ class Log:
             self.stopped.setdefault(event["subject"], event["reason"])
         elif kind == "died":
             self.died.setdefault(event["case_id"], None)
+        elif kind == "repeated":
+            self.repeated.setdefault(event["case_id"], event["reason"])
         elif kind in ("run", "ended"):
             (self.runs if kind == "run" else self.ended).append(dict(event))
         else:

@@ -20,7 +20,7 @@ from qualify.execute import overdue
 from qualify.log import LOG_NAME, read_log
 from qualify.packing import packed
 from qualify.receipt import SCHEMA_FILE, assemble, read_receipt_file
-from suites.selfcheck.spine.trivial import HERE
+from suites.selfcheck.spine.trivial import HERE, STUCK
 
 SUBJECTS: Mapping[str, str] = {
     "good": "def qdq_w(w, *, fmt='e4m3'): return 2 * w",
@@ -171,6 +171,23 @@ def test_resumed_run_runs_what_is_left(qualified: Path, tmp_path: Path) -> None:
         len(started)
         > len([line for line in (qualified / LOG_NAME).read_text().splitlines() if '"started"' in line]) - 1
     )
+
+
+def test_planted_fault_that_hangs_is_run_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STUCK, str(tmp_path))
+    words = [*written(tmp_path, "good"), "--tables", f"{HERE}:WITH_CONTROLS"]
+    done = subprocess.run(
+        command(*words, folder=tmp_path / "out"), capture_output=True, text=True, check=False, timeout=120
+    )
+    receipt = read_receipt_file(tmp_path / "out" / "receipt.json")
+    assert (done.returncode, receipt["body"]["header"]["verdict"]) == (3, "INCOMPLETE"), done.stdout
+    verdicts = {
+        c["levels"]["fault"]: c["verdict"] for c in receipt["body"]["cases"] if "fault" in c["levels"]
+    }
+    assert verdicts == {"0 times": "passed", "1 time": "passed", "2 times": "hang"}
+    runs = {name: len((tmp_path / name).read_text()) for name in verdicts}
+    assert runs == {"0 times": 1, "1 time": 2, "2 times": 2}
+    assert tally(receipt)["good"] == {"passed": 8}
 
 
 def test_interrupted_run_keeps_what_was_finished(tmp_path: Path) -> None:

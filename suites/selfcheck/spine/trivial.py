@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
 from qualify.axes import Axis, Profile
 from qualify.case import Case, CheckOutput
 from qualify.checks_table import CheckRow, Options
@@ -21,6 +26,19 @@ def doubles(case: Case, subject: Subject) -> CheckOutput:
     comparison = Comparison("double", "exact", "differences", float(actual != 2 * number), 0.0, "exact")
     return CheckOutput((comparison,), input_digest=f"{number}")
 
+
+def stuck(case: Case, subject: Subject) -> CheckOutput:
+    """A planted fault that hangs as often as its level says, counted in a file, and is caught then."""
+    counted = Path(os.environ[STUCK]) / case.levels["fault"]
+    with counted.open("a") as file:
+        file.write("x")
+    if counted.stat().st_size <= int(case.levels["fault"].partition(" ")[0]):
+        time.sleep(1000)
+    return CheckOutput((Comparison(case.levels["fault"], "control", "missed", 0.0, 0.0, "waiting"),))
+
+
+STUCK = "STUCK"
+"""The environment variable that names the folder of `stuck`."""
 
 TABLES = Tables(
     axes=(
@@ -55,3 +73,20 @@ TABLES = Tables(
         ),
     ),
 )
+
+WITH_CONTROLS = replace(
+    TABLES,
+    profiles=(replace(TABLES.profiles[0], controls=True),),
+    checks=(
+        *TABLES.checks,
+        CheckRow(
+            "stuck",
+            f"{HERE}:stuck",
+            "a planted fault may hang",
+            axes={"fault": ("0 times", "1 time", "2 times")},
+            profiles={"tiny": Options()},
+            control=True,
+        ),
+    ),
+)
+"""The same with planted faults."""
