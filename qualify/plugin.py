@@ -118,6 +118,7 @@ class Worker:
         self.name = name
         self.log = LogWriter(folder / LOG_NAME)
         self._subjects: dict[str, Any] = {}
+        self._described = False
         if "PYTEST_XDIST_WORKER" in os.environ:
             _take_device(folder)
 
@@ -132,6 +133,9 @@ class Worker:
             own = self.gpu
         except RuntimeError as error:
             return self._recorded(blank(planned, Verdict.ERROR, str(error), worker=self.name))
+        if not self._described:  # also where a worker runs nothing but planted faults
+            self._log_environment()
+            self._described = True
         subject = self._subject(plan, planned)
         self._note_start(planned, planned.time_limit_s)
         try:
@@ -176,8 +180,6 @@ class Worker:
         if planned.control:
             return nothing(name)
         if name not in self._subjects:
-            if not self._subjects:
-                self._log_environment()
             origin = next(s.spec for s in plan.subjects if s.name == name)
             self._note_start(planned, plan.profile.import_limit_s, importing=name)
             subject, facts = load_and_describe(name, origin)

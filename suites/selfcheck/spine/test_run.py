@@ -190,6 +190,18 @@ def test_planted_fault_that_hangs_is_run_once_more(tmp_path: Path, monkeypatch: 
     assert tally(receipt)["good"] == {"passed": 8}
 
 
+def test_worker_that_runs_planted_faults_alone_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STUCK, str(tmp_path))
+    words = [*written(tmp_path, "good"), "--tables", f"{HERE}:WITH_CONTROLS", "--select", "stuck*0 times*"]
+    subprocess.run(command(*words, folder=tmp_path / "out"), capture_output=True, check=False, timeout=120)
+    body = read_receipt_file(tmp_path / "out" / "receipt.json")["body"]
+    workers = {c["worker"] for c in body["cases"] if c.get("worker")}
+    assert workers
+    assert workers <= {e["worker"] for e in body["environments"]}
+
+
 def test_interrupted_run_keeps_what_was_finished(tmp_path: Path) -> None:
     words = written(tmp_path, "good", "hangs")
     process = subprocess.Popen(command(*words, folder=tmp_path / "out"), stdout=subprocess.PIPE, text=True)
