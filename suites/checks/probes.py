@@ -521,6 +521,11 @@ ROWS = (
         ),
         strength="all",
         must_run=tuple({"dtype": dtype} for dtype in DTYPES),
-        profiles=profiles("pairs", "all", quick={"dtype": ("bf16",), "heads": ("32x32",), "before": ("0",)}),
+        profiles=profiles(
+            "pairs",
+            "all",
+            quick={"dtype": ("bf16",), "heads": ("32x32",), "before": ("0",)},
+            cpu_axes={"heads": ("32x32", "128x128")},
+        ),
     ),
 )
