@@ -115,7 +115,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "large_state": Look("op.dynamic_range", {"extreme": "large_state", "heads": "32x32"}),
         "tiny_dht": Look("op.dynamic_range", {"extreme": "tiny_dht_carried", "heads": "32x32"}),
         **{f"named_{part}": Look("op.named", {"part": str(part)}) for part in range(4)},
-        "long": Look("op.long"),
+        "long": Look("op.long", {"sites": "none"}),
         "documents": Look("op.documents", {"blocks": "1025", "sites": "none"}),
     }
 )
