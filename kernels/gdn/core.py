@@ -6,10 +6,10 @@ Nothing is checked and nothing is differentiated here; `op.py` does the first be
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -123,28 +123,39 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
         kernel[(programs,)](*arguments, **constants)
 
 
-def compile_ahead(x: Tensor, key: Hashable, launches: Callable[[], object]) -> None:
-    """Has all kernels of some launches compiled and loaded at the same time, when a key is first seen.
+class LoadingPool(ThreadPoolExecutor):
+    """Threads that compile kernels and load each onto a device; Triton then builds its launcher, in C."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def submit(self, compile_kernel: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
+        """The kernel that Triton compiles, once it can be launched."""
+        return super().submit(self.compile_and_load, compile_kernel)
+
+    def compile_and_load(self, compile_kernel: Callable[[], Any]) -> Any:
+        """A kernel is loaded when the function that launches it is first asked for."""
+        with torch.cuda.device(self.device):
+            kernel = compile_kernel()
+            _ = kernel.run
+        return kernel
+
+
+def compile_ahead(x: Tensor, keys: set[Hashable], launches: Callable[[], object]) -> None:
+    """Has all kernels of some launches compiled and loaded at the same time, when one of their keys is new.
 
     Without this it is done for one after the other, each when it is first launched.
     """
-    if x.device.type != "cuda" or key in _COMPILED or not hasattr(triton, "AsyncCompileMode"):
+    if x.device.type != "cuda" or keys <= _COMPILED or not hasattr(triton, "AsyncCompileMode"):
         return
-    _COMPILED.add(key)
+    _COMPILED.update(keys)
     token = _AHEAD.set(True)
     try:
-        with ThreadPoolExecutor() as pool:
-            with triton.AsyncCompileMode(pool) as compiling:
-                launches()
-            list(pool.map(partial(load_kernel, x.device), compiling.future_kernels.values()))
+        with LoadingPool(x.device) as pool, triton.AsyncCompileMode(pool):
+            launches()
     finally:
         _AHEAD.reset(token)
-
-
-def load_kernel(device: torch.device, compiled: Any) -> None:
-    """Loads a compiled kernel onto a device; Triton builds the function that launches it, in C."""
-    with torch.cuda.device(device):
-        _ = compiled.result().run  # made when it is first asked for
 
 
 def launched_on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
@@ -213,8 +224,17 @@ class Call:
 
     def key(self, *more: Hashable) -> Hashable:
         """What the kernels of this call are compiled for, but for the device and alignments."""
-        sizes = (self.carrier, self.H, self.HV, self.K, self.V, self.chunks.packed)
-        return (self.settings, *sizes, *more)
+        return (self.settings, self.carrier, self.K, self.V, self.chunks.packed, *more)
+
+    def backward(self) -> Call:
+        """The call of the backward: it makes no W that is rounded, but reads the one that was."""
+        return replace(self, settings=replace(self.settings, w_format=None))
+
+    def backward_key(
+        self, beta: Tensor, initial_state: Tensor | None, rounds_w: bool, has_final: bool
+    ) -> Hashable:
+        """What the kernels of the backward are compiled for."""
+        return self.key("backward", initial_state is None, rounds_w, has_final, beta.dtype)
 
     def conversion(self, fmt: str | None) -> str:
         """How codes are computed here."""
@@ -361,10 +381,34 @@ def forward(
 ) -> Forward:  # fmt: skip
     """The chunk form, forward. All tensors are contiguous and have been checked."""
     call = Call.of(q, v, cu_seqlens, settings)
-    work = partial(forward_launches, call, q, k, v, g, beta, initial_state, write_final)
+    inputs = (q, k, v, g, beta, initial_state)
     with device_of(q):
-        compile_ahead(q, call.key(initial_state is None, write_final, g.dtype, beta.dtype), work)
-        return work()
+        differentiated = any(x is not None and x.requires_grad for x in inputs)
+        compile_forward(call, *inputs, write_final=write_final, differentiated=differentiated)
+        return forward_launches(call, *inputs, write_final)
+
+
+def compile_forward(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None, *,
+    write_final: bool, differentiated: bool,
+) -> None:  # fmt: skip
+    """Has the kernels of the forward compiled; where it is `differentiated` also those of the backward, for a
+    gradient of the final state when there is one."""
+    inputs = (q, k, v, g, beta, initial_state)
+    keys = {call.key("forward", initial_state is None, write_final, g.dtype, beta.dtype)}
+    if not differentiated:
+        compile_ahead(q, keys, partial(forward_launches, call, *inputs, write_final))
+        return
+    rounds_w = call.settings.w_format is not None
+    after = call.backward()
+
+    def launches() -> None:
+        done = forward_launches(call, *inputs, write_final)
+        saved = (done.gates, done.inverse, done.w)
+        backward_launches(after, *inputs, saved, torch.empty_like(done.o), done.final_state)
+
+    keys.add(after.backward_key(beta, initial_state, rounds_w, write_final))
+    compile_ahead(q, keys, launches)
 
 
 def forward_launches(
@@ -400,7 +444,8 @@ def backward(
     call = Call.of(q, v, cu_seqlens, settings)
     work = partial(backward_launches, call, q, k, v, g, beta, initial_state, saved, do, dht)
     with device_of(q):
-        compile_ahead(q, call.key(initial_state is None, saved[2] is None, dht is None, beta.dtype), work)
+        key = call.backward_key(beta, initial_state, saved[2] is not None, dht is not None)
+        compile_ahead(q, {key}, work)
         return work()
 
 
