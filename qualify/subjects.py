@@ -84,7 +84,7 @@ def subject_from_module(module: ModuleType | Any, name: str, origin: str = "") -
         builds=tuple(map(str, getattr(module, "BUILDS", ()) or ())),
         force_launch_row=_function(module, "force_launch_row"),
         capabilities=dict(getattr(module, "CAPABILITIES", {}) or {}),
-        arithmetic={**USUAL_ARITHMETIC, **_arithmetic(getattr(module, "ARITHMETIC", {}) or {})},
+        arithmetic={**USUAL_ARITHMETIC, **declared_arithmetic(module)},
         deterministic=bool(getattr(module, "DETERMINISTIC", True)),
         recorded_launches=_function(module, "recorded_launches"),
         module=module if isinstance(module, ModuleType) else None,
@@ -96,8 +96,10 @@ def _function(module: ModuleType | Any, name: str) -> Callable[..., Any] | None:
     return found if callable(found) else None
 
 
-def _arithmetic(declared: Mapping[Any, Any]) -> dict[str, str]:
-    return {carrier_name(carrier): str(precision).lower() for carrier, precision in dict(declared).items()}
+def declared_arithmetic(module: ModuleType | Any) -> dict[str, str]:
+    """What a namespace declares as `ARITHMETIC`, carrier -> precision, in the spelling of the judge."""
+    declared = dict(getattr(module, "ARITHMETIC", {}) or {})
+    return {carrier_name(carrier): str(precision).lower() for carrier, precision in declared.items()}
 
 
 GROUP = "gdn_qualify.subjects"

@@ -7,12 +7,17 @@ that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
 from qualify.budgets import declaration_holds, judged_arithmetic
 from qualify.case import Case, CheckOutput
 from qualify.checks_table import CheckRow
 from qualify.compare import holds
+from qualify.problem import Outcome
 from qualify.records import Comparison
-from qualify.subjects import Subject
+from qualify.subjects import Subject, declared_arithmetic
 from suites.checks.evidence import (
     Evidence,
     WrongResultError,
@@ -25,7 +30,17 @@ from suites.checks.rows import DTYPES, OP, profiles
 
 PROBE = {"sites": "none", "grouping": "hv2", "length": "145", "heads": "32x48"}
 
-_measured: dict[tuple[str, str, str], str | None] = {}
+ONE_CHUNK = {"sites": "state", "length": "64"}
+"""What the probe of a path with a site has instead: a state that is given and one chunk, so that no code
+flips before the end."""
+
+HEADS = ("32x48", "64x64")
+"""Sizes of heads that a declaration is held against: implementations choose a way to compute by them."""
+
+COARSE = 0.1
+"""Errors above this share of what rounded operands give come from rounded operands."""
+
+_measured: dict[tuple[str, ...], str | None] = {}
 
 
 def run(case: Case, subject: Subject) -> CheckOutput:
@@ -46,48 +61,77 @@ def run(case: Case, subject: Subject) -> CheckOutput:
 
 
 def measured_arithmetic(case: Case, subject: Subject) -> str | None:
-    """`ieee` where an fp32 subject shows with both sites off that it keeps fp32 operands; None: nothing
-    shown.
+    """`ieee` where an fp32 subject shows that it keeps fp32 operands; None: nothing shown.
+
+    It has to show it with both sites off, where nothing hides it. What is called with a site on or with
+    larger heads may be another kernel: one whose gradients all have the errors of rounded operands is judged
+    as what it is. Every other error there is an error.
 
     Args:
-        case: names the carrier and the machine.
-        subject: what is measured, once for each process.
+        case: names the carrier, the machine, the sites and the heads.
+        subject: what is measured, once for each process, sites and heads.
     """
-    if case.levels.get("dtype", "fp32") != "fp32":
+    if case.levels.get("dtype", "fp32") != "fp32" or _shown(case, subject, **PROBE) != "ieee":
         return None
-    key = (subject.name, subject.origin, case.levels.get("sm", "cpu"))
+    sites, heads = case.levels.get("sites", "none"), case.levels.get("heads", PROBE["heads"])
+    path = {**PROBE, "heads": heads} | (ONE_CHUNK if sites != "none" else {})
+    return "ieee" if path == PROBE or _shown(case, subject, **path) != "coarser" else None
+
+
+def _shown(case: Case, subject: Subject, **levels: str) -> str | None:
+    """`ieee`, `coarser` or None (neither) for one path of a subject, measured once."""
+    key = (subject.name, subject.origin, case.levels.get("sm", "cpu"), *levels.values())
     if key not in _measured:
-        _measured[key] = _measure(case, subject)
+        _measured[key] = _measure(case, subject, levels)
     return _measured[key]
 
 
-def _measure(case: Case, subject: Subject) -> str | None:
-    evidence = _probe(case, subject, "ieee")
+def _measure(case: Case, subject: Subject, levels: Mapping[str, str]) -> str | None:
+    evidence = _probe(case, subject, "ieee", levels)
     try:
-        comparisons = judge(evidence, outcome_of(subject, evidence.problem))
+        outcome = outcome_of(subject, evidence.problem)
+        comparisons = judge(evidence, outcome)
     except Exception:  # noqa: BLE001 - whatever a subject raises shows nothing about its precision
         return None
-    return "ieee" if all(c.passed for c in comparisons) else None
+    if all(c.passed for c in comparisons):
+        return "ieee"
+    return "coarser" if _rounds_operands(outcome, _probe(case, subject, "tf32", levels)) else None
 
 
-def _probe(case: Case, subject: Subject, arithmetic: str) -> Evidence:
-    levels = {"dtype": case.levels.get("dtype", "fp32"), "sm": case.levels.get("sm", "cpu")}
-    probe = Case(case.check, levels, "random", 0, case.subject)
-    return evidence_of(probe, subject, arithmetic=arithmetic, **PROBE)
+def _rounds_operands(outcome: Outcome, coarse: Evidence) -> bool:
+    """Whether the error of every gradient is of the size that rounded operands give it."""
+    sizes = [
+        (error.square().mean().sqrt(), coarse.noise[name].errors.square().mean().sqrt())
+        for name, error in coarse.errors(outcome).items()
+        if name.startswith("d")
+    ]
+    return bool(sizes) and all(bool(error > COARSE * usual) for error, usual in sizes)
+
+
+def _probe(
+    case: Case, subject: Subject, arithmetic: str, levels: Mapping[str, str] = MappingProxyType(PROBE)
+) -> Evidence:
+    known = {"dtype": case.levels.get("dtype", "fp32"), "sm": case.levels.get("sm", "cpu")}
+    probe = Case(case.check, known, "random", 0, case.subject)
+    return evidence_of(probe, subject, arithmetic=arithmetic, **levels)
 
 
 def _not_looser(case: Case, subject: Subject) -> Comparison:
-    """A coarser arithmetic than the measured one is declared in so many words: that is room for errors."""
+    """A coarser arithmetic than every measured one is declared in so many words: that is room for errors."""
     carrier = case.levels.get("dtype", "fp32")
-    declared = (getattr(subject.module, "ARITHMETIC", None) or {}).get(carrier)
-    measured = measured_arithmetic(case, subject)
-    looser = measured == "ieee" and declared not in (None, "ieee")
+    declared = declared_arithmetic(subject.module).get(carrier)
+    looser = declared not in (None, "ieee") and all(
+        measured_arithmetic(replace(case, levels={**case.levels, "sites": sites, "heads": heads}), subject)
+        for sites in ("none", "state")
+        for heads in HEADS
+    )
     return holds(
         "declared_and_measured_arithmetic",
         int(looser),
         1,
-        f"{declared} is declared for {carrier}, with both sites off it computes in {measured}; declare that",
-        derivation="errors with both sites off, held against the budget of fp32 operands",
+        f"{declared} is declared for {carrier}, but it computes in ieee with the sites off and a state "
+        f"site on, for heads of {' and '.join(HEADS)}; declare ieee",
+        derivation="errors without a flip, held against the budget of fp32 operands",
     )
 
 

@@ -31,6 +31,15 @@ class TruncatedTf32(EagerGDN):
         return torch.where(torch.isfinite(x), cut, x)
 
 
+class OtherPath(EagerGDN):
+    """fp32 carriers: what is called with both sites off is another kernel, in full fp32."""
+
+    def operand(self, x: Tensor, n: Notes) -> Tensor:
+        """Rounded where a site is on."""
+        off = n.options.state_format is None and n.options.w_format is None
+        return x if off and n.carrier == torch.float32 else super().operand(x, n)
+
+
 class Substitution(EagerGDN):
     """The system is solved for each right side, and its inverse never made."""
 
