@@ -28,6 +28,11 @@ REACH = 2.0
 """How near to a boundary between two codes, in unit roundoffs of an operand, an element may change sides: it
 is the product of rounded operands and rounded itself, or of one that was cut."""
 
+FARTHEST: Mapping[str, float] = MappingProxyType({"ieee": 4.0})
+"""The same in standard deviations of what noise runs show in an element's row, where that is further: terms
+that cancel leave more than a roundoff of what is left. One flip of twenty thousand comes from further away.
+Only where a single flip is far above all other noise; coarser arithmetics flip codes in every run."""
+
 UNIT_ROUNDOFF: Mapping[str, float] = MappingProxyType(
     {"ieee": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
 )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from references.formats import Grid, grid_named, round_to_grid
+from references.formats import Grid, grid_named, round_to_grid, steps_at
 from references.gradients import straight_through
 
 Tensor = torch.Tensor
@@ -58,12 +58,13 @@ def quantize(groups: Tensor, grid: Grid, axes: tuple[int, ...] = (-1,)) -> Quant
 
 
 @torch.no_grad()
-def tip(groups: Tensor, reach: float, grid: Grid, axes: tuple[int, ...] = (-1,)) -> Tensor:
-    """QDQ in which every element that is near a boundary between two codes takes the one beyond it.
+def tip(groups: Tensor, reach: Tensor, grid: Grid, axes: tuple[int, ...] = (-1,)) -> Tensor:
+    """QDQ in which every element that is near a boundary between two codes takes the one beyond it, and no
+    further one.
 
     Args:
         groups: any shape and float dtype; converted to fp32 first.
-        reach: how near, relative to the element.
+        reach: how near, in units of the element; its shape.
         grid: the grid.
         axes: the axes that share one scale.
 
@@ -72,7 +73,8 @@ def tip(groups: Tensor, reach: float, grid: Grid, axes: tuple[int, ...] = (-1,))
     """
     exact = quantize(groups, grid, axes)
     ratio = groups.detach().to(torch.float32) / exact.scales
-    above, below = (round_to_grid(ratio * (1.0 + sign * reach), grid) for sign in (1.0, -1.0))
+    near = torch.minimum((reach / exact.scales).to(torch.float32), steps_at(exact.codes, grid))
+    above, below = (round_to_grid(ratio + sign * near, grid) for sign in (1.0, -1.0))
     return torch.where(above != exact.codes, above, below) * exact.scales
 
 

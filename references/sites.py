@@ -2,12 +2,13 @@
 
 `Offsets` keeps, for every site and chunk, what rounding added in one run, and adds the same again in later
 runs. The graph is then smooth in its inputs: finite differences and noisy runs do not cross a rounding edge.
+`Observed` notes what is rounded there: between runs that replay the same offsets it differs by noise alone.
 `Tipped` does the opposite: whatever noise could round to another code is rounded to it, all at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -24,12 +25,12 @@ Tensor = torch.Tensor
 class Rounding(Protocol):
     """A site's rounding of `x`; with a reach, codes that near a boundary are those beyond it."""
 
-    def __call__(self, reach: float = 0.0) -> Tensor:
+    def __call__(self, reach: Tensor | None = None) -> Tensor:
         """The rounded tensor, attached to the graph of `x`."""
 
 
 class AtSites(Protocol):
-    """What a run does at its sites beside rounding: `Offsets` records and replays, `Tipped` takes sides."""
+    """What a run does at its sites beside rounding: record, replay, take notes or take sides."""
 
     def apply(self, key: Hashable, x: Tensor, rounded: Rounding) -> Tensor:
         """What stands for the rounded `x` at the site and chunk of `key`."""
@@ -64,20 +65,40 @@ class Offsets:
         return straight_through(x, (x + self._recorded[key]).detach())
 
 
+class Observed:
+    """Notes what every site and chunk is given, while offsets are recorded or replayed.
+
+    Args:
+        offsets: what is recorded into or replayed from.
+    """
+
+    def __init__(self, offsets: Offsets) -> None:
+        self.offsets = offsets
+        self.given: dict[Hashable, Tensor] = {}
+
+    def apply(self, key: Hashable, x: Tensor, rounded: Rounding) -> Tensor:
+        """What the offsets make of `x`."""
+        self.given[key] = x.detach()
+        return self.offsets.apply(key, x, rounded)
+
+
 class Tipped:
     """Rounds every element that lies near a boundary between two codes to the one beyond it.
 
     Args:
-        reach: how near, relative to the element: what noise is allowed to be. An initial state is an input,
-            has no noise, and keeps its codes.
+        reach: how near, relative to the element. An initial state is an input, has no noise, and keeps its
+            codes.
+        noise: how near by site and chunk, in units of the element, where that is further; its shape or one
+            that broadcasts against it.
     """
 
-    def __init__(self, reach: float) -> None:
-        self.reach = reach
+    def __init__(self, reach: float, noise: Mapping[Hashable, Tensor] | None = None) -> None:
+        self.reach, self.noise = reach, noise or {}
 
     def apply(self, key: Hashable, x: Tensor, rounded: Rounding) -> Tensor:
         """`rounded` with this reach."""
-        return rounded(self.reach)
+        reach = self.reach * x.detach().abs()
+        return rounded(torch.maximum(reach, self.noise[key]) if key in self.noise else reach)
 
 
 class Sites:
@@ -110,9 +131,10 @@ class Sites:
             return state
         fmt, rule = self.state_format, self.rules.state
 
-        def rounded(reach: float = 0.0) -> Tensor:
-            if reach and occasion and rule.is_contract:
-                tiles = tip(state_tiles(state, self.block_v), reach, grid_named(fmt), (-3, -1))
+        def rounded(reach: Tensor | None = None) -> Tensor:
+            if reach is not None and occasion and rule.is_contract:
+                near = state_tiles(reach.expand_as(state), self.block_v)
+                tiles = tip(state_tiles(state, self.block_v), near, grid_named(fmt), (-3, -1))
                 return straight_through(state, from_tiles(tiles, state.shape[-1]).to(state.dtype))
             if rule.is_contract:
                 return qdq_state(state, block_v=self.block_v, fmt=fmt)
@@ -126,11 +148,11 @@ class Sites:
         if fmt is None and self.w_dtype == w.dtype:
             return w
 
-        def rounded(reach: float = 0.0) -> Tensor:
+        def rounded(reach: Tensor | None = None) -> Tensor:
             materialised = straight_through(w, w.detach().to(self.w_dtype).to(w.dtype))
             if fmt is None:
                 return materialised
-            if reach and rule.is_contract:
+            if reach is not None and rule.is_contract:
                 tipped = tip(materialised, reach, grid_named(fmt)).to(self.w_dtype)
                 return straight_through(w, tipped.to(w.dtype))
             if rule.is_contract:

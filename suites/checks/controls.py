@@ -58,12 +58,14 @@ _BOTH = {
     "length": "65",
     "heads": "32x48",
 }
+_FEW_HEADS = {"packing": "docs", "length": "65", "heads": "16x16", "sites": "none"}
 _FUSED = {"grouping": "hv2", "packing": "single", "length": "17", "heads": "16x16", "sites": "none"}
 
 LOOKS: Mapping[str, Look] = MappingProxyType(
     {
         "qdq": Look("qdq.state_bits", {"block_v": "32"}),
         "qdq_int8": Look("qdq.state_bits", {"block_v": "32", "format": "int8"}),
+        "qdq_by_default": Look("qdq.state_gradient", {"block_v": "64"}),
         "qdq_w": Look("qdq.w_bits"),
         "qdq_gradient": Look("qdq.state_gradient", {"block_v": "16"}),
         "qdq_w_gradient": Look("qdq.w_gradient"),
@@ -103,6 +105,9 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "square": Look("op.whole", _PACKED | {"heads": "32x32", "layout": "vk", "length": "17"}),
         "odd": Look("op.whole", {"heads": "100x72", "length": "63", "grouping": "hv1", "sites": "none"}),
         "fused": Look("op.whole", _FUSED | {"fused": "all"}),
+        "given_scale": Look("op.whole", _FUSED | {"fused": "norm", "scale": "given"}),
+        "one_head": Look("op.heads", _FEW_HEADS | {"grouping": "h1"}),
+        "three_heads": Look("op.heads", _FEW_HEADS | {"grouping": "h3"}),
         "small": Look("op.whole", _FUSED | {"fused": "norm"}, "small"),
         "repeated": Look("op.whole", _PACKED | {"heads": "16x16", "packing": "single"}, "repeated"),
         "chunk": Look("op.chunk", {"packing": "docs", "length": "17", "heads": "32x48", "block_v": "16"}),
@@ -115,7 +120,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "large_state": Look("op.dynamic_range", {"extreme": "large_state", "heads": "32x32"}),
         "tiny_dht": Look("op.dynamic_range", {"extreme": "tiny_dht_carried", "heads": "32x32"}),
         **{f"named_{part}": Look("op.named", {"part": str(part)}) for part in range(4)},
-        "long": Look("op.long", {"sites": "none"}),
+        "long": Look("op.long"),
         "documents": Look("op.documents", {"blocks": "1025", "sites": "none"}),
     }
 )

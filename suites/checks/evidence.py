@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from qualify.budgets import (
+    FARTHEST,
     REACH,
     UNDERFLOW,
     UNIT_ROUNDOFF,
@@ -36,7 +37,7 @@ from qualify.subjects import Subject
 from references.arithmetic import Arithmetic, Noisy
 from references.gdn_chunk import dg_magnitude, gdn_chunk
 from references.semantics import CONTRACT, Semantics
-from references.sites import Tipped
+from references.sites import Observed, Offsets, Tipped
 from references.wrong_answers import WRONG_ANSWERS, Setting, setting_of
 from suites.checks.final_state import judge_final_state, rounded_state, state_steps
 from suites.checks.tie_free import CHUNK, TIE_FREE, may_flip, tie_free
@@ -46,6 +47,9 @@ Tensor = torch.Tensor
 
 RUNS = 5
 """Noise runs with random rounding, beside those that round as hardware does."""
+
+SITE_RUNS = 2
+"""Noise runs that show how far noise moves what is rounded; a row of many numbers shares what they say."""
 
 BATCHED = 800
 """Tokens times heads up to which several noise runs are made in one call; larger ones gain nothing from
@@ -183,7 +187,7 @@ def evidence_for(
     members += deterministic_runs(problem, arithmetic, semantics, store=store)
     if problem.w_format is None and problem.carrier is not torch.float32:
         members.append(_without_w(problem, _noisy(problem, arithmetic, "nearest", 1, store), semantics))
-    tipped = Outcome({}) if smooth else tipped_run(problem, arithmetic)
+    tipped = Outcome({}) if smooth else tipped_run(problem, arithmetic, store)
     evidence = Evidence(problem, arithmetic, smooth, exact, {}, {}, {})
     magnitudes = gate_magnitudes(problem)
     for name, tensor in exact.tensors.items():
@@ -278,14 +282,40 @@ def deterministic_runs(
     return [expected(problem, semantics=semantics, arithmetic=member) for member in members]
 
 
-def tipped_run(problem: Problem, arithmetic: str) -> Outcome:
+def tipped_run(problem: Problem, arithmetic: str, store: str) -> Outcome:
     """The exact outcome but for codes: every one that noise can change is the one beyond its boundary.
 
     Args:
         problem: what is run.
         arithmetic: precision of matmul operands.
+        store: precision of stored tensors.
     """
-    return expected(problem, offsets=Tipped(REACH * UNIT_ROUNDOFF[arithmetic]))
+    far = {}
+    if deviations := FARTHEST.get(arithmetic):
+        noise = site_noise(problem, arithmetic, store)
+        far = {key: deviations * sigma for key, sigma in noise.items()}
+    return expected(problem, offsets=Tipped(REACH * UNIT_ROUNDOFF[arithmetic], far))
+
+
+def site_noise(problem: Problem, arithmetic: str, store: str) -> dict[Hashable, Tensor]:
+    """How far noise moves what is rounded, by site and chunk: a standard deviation for each row.
+
+    Rounding itself is that of the exact run, so that codes which flip are not taken for noise.
+
+    Args:
+        problem, arithmetic, store: as for `tipped_run`.
+    """
+    forward = problem.with_(do=None, dht=None)
+    exact = Observed(Offsets())
+    expected(forward, offsets=exact)
+    squares: dict[Hashable, Tensor] = {}
+    for seed in range(SITE_RUNS if exact.given else 0):
+        seen = Observed(exact.offsets.freeze())
+        expected(forward, arithmetic=_noisy(problem, arithmetic, "stochastic", seed, store), offsets=seen)
+        for key, x in seen.given.items():
+            moved = (x - exact.given[key]).square()
+            squares[key] = squares[key] + moved if key in squares else moved
+    return {key: x.mean(-1, keepdim=True).div_(SITE_RUNS).sqrt_() for key, x in squares.items()}
 
 
 def _without_w(problem: Problem, arithmetic: Arithmetic, semantics: Semantics | None) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from references.arithmetic import BLOCK, EXACT, MAGNITUDES, MODES, PRECISIONS, Noisy
 from references.gdn_chunk import dg_magnitude, gdn_chunk
 from references.qdq import qdq_state
-from references.sites import Offsets, Tipped
+from references.sites import Observed, Offsets, Tipped
 from suites.selfcheck.references.inputs import boundaries, make_inputs, relative, run
 
 Tensor = torch.Tensor
@@ -325,3 +326,26 @@ def test_tipped_codes_change_an_outcome_by_more_than_noise_of_their_reach() -> N
         assert far[name] < 0.2
     off = run(gdn_chunk, inputs, offsets=Tipped(reach))
     assert all(torch.equal(off[name], x) for name, x in run(gdn_chunk, inputs).items())
+
+
+def test_sites_are_tipped_as_far_as_the_noise_of_their_chunk_where_that_is_further() -> None:
+    inputs = make_inputs(T=130)
+    exact = run(gdn_chunk, inputs, **SITES)
+    assert torch.equal(run(gdn_chunk, inputs, offsets=Tipped(0.0), **SITES)["o"], exact["o"])
+    noise: dict[Hashable, Tensor] = {("state", (0, 0)): torch.tensor(1e9, dtype=torch.float64)}
+    moved = (run(gdn_chunk, inputs, offsets=Tipped(0.0, noise), **SITES)["o"] != exact["o"]).any(-1)
+    assert not bool(moved[:, :64].any())
+    assert bool(moved[:, 64:].all())
+
+
+def test_what_sites_are_given_differs_by_noise_alone_where_offsets_are_replayed() -> None:
+    inputs = make_inputs(T=130)
+    exact = Observed(Offsets())
+    run(gdn_chunk, inputs, offsets=exact, **SITES)
+    noisy = Observed(exact.offsets.freeze())
+    run(gdn_chunk, inputs, arithmetic=Noisy("ieee", store="fp32", seed=1), offsets=noisy, **SITES)
+    assert noisy.given.keys() == exact.given.keys()
+    far = {key: relative(x, exact.given[key]) for key, x in noisy.given.items()}
+    assert far.pop(("state", (0, "entry"))) == 0.0
+    assert max(far.values()) < 1e-5
+    assert min(far.values()) > 1e-9

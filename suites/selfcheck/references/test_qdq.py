@@ -160,8 +160,15 @@ def test_tipping_changes_the_side_of_what_is_within_reach_of_a_boundary_and_of_n
     row = torch.tensor([inside + near])
     grid = grid_named("e4m3")
     exact = quantize(row, grid)
-    assert torch.equal(tip(row, 0.0, grid), exact.values)
-    tipped = tip(row, 0.004, grid)
+    reach = 0.004 * row.abs()
+    assert torch.equal(tip(row, torch.zeros_like(row), grid), exact.values)
+    tipped = tip(row, reach, grid)
     assert tipped[0].tolist() == exact.values[0, : len(inside)].tolist() + beyond
-    scaled = tip(row * 0.37, 0.004, grid)
+    scaled = tip(row * 0.37, 0.37 * reach, grid)
     assert bool((((scaled - qdq_w(row * 0.37)) != 0) == ((tipped - exact.values) != 0)).all())
+
+
+def test_tipping_goes_no_further_than_to_the_code_beyond_the_boundary() -> None:
+    row = torch.tensor([[448.0, 1.05, 33.0, -33.0, 0.0]])
+    tipped = tip(row, torch.full_like(row, 100.0), grid_named("e4m3"))
+    assert tipped[0].tolist() == [416.0, 1.125, 36.0, -28.0, 2.0**-9]
