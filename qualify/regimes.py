@@ -33,8 +33,8 @@ AXES: Mapping[str, Axis] = MappingProxyType(
     {
         "dtype": Axis(("fp32", "bf16", "fp16"), "each carrier has its own kernels and its own noise"),
         "grouping": Axis(
-            ("hv1", "hv2", "hv3", "hv4", "hv8", "hv32"),
-            "value heads that share a q/k head are easily mixed up",
+            ("hv1", "hv2", "hv3", "hv4", "hv8", "hv32", "h1", "h3"),
+            "value heads that share a q/k head are easily mixed up; a head may be the only one, or a third",
         ),
         "block_v": Axis(
             ("64", "16", "32", "128"), "the state's scale belongs to a tile of this many columns"
@@ -95,12 +95,26 @@ AXES: Mapping[str, Axis] = MappingProxyType(
             ("packed", "views"),
             "inputs are slices of projections, or transposed after a convolution; a state is transposed too",
         ),
+        "scale": Axis(
+            ("default", "given"), "a given scale is another one in the forward and in the backward"
+        ),
         "boundaries": Axis(("int64", "int32"), "frameworks differ in the integers of cu_seqlens"),
     }
 )
 
-# value heads; there are always 2 of q and k, or a wrong head map could not show
-_HEADS_OF = {"hv1": 2, "hv2": 4, "hv3": 6, "hv4": 8, "hv8": 16, "hv32": 64}
+# heads of q and k, and of v: two of the former where a wrong head map has to show
+_HEADS_OF = {
+    "hv1": (2, 2),
+    "hv2": (2, 4),
+    "hv3": (2, 6),
+    "hv4": (2, 8),
+    "hv8": (2, 16),
+    "hv32": (2, 64),
+    "h1": (1, 1),
+    "h3": (3, 6),
+}
+GIVEN_SCALE = 0.7
+"""A given scale over the default one: another number, and no power of two."""
 _GATE_SIZE = {"weak": 1e-4, "ordinary": 0.1, "strong": 20.0, "extreme": 90.0}
 
 
@@ -313,9 +327,9 @@ def _draft(
 ) -> Draft:
     numbers = Numbers(seed)
     batch, tokens, sequences = extent
-    value_heads = _HEADS_OF[at["grouping"]]
+    heads, value_heads = _HEADS_OF[at["grouping"]]
     normalised = at["fused"] in ("norm", "all") or regime == "small"
-    q, k = (numbers.bell(batch, tokens, 2, key_size) for _ in range(2))
+    q, k = (numbers.bell(batch, tokens, heads, key_size) for _ in range(2))
     if not normalised:
         q, k = unit_rows(q), unit_rows(k)
     own = 0.5 + torch.arange(value_heads, dtype=torch.float64) * (2.0 / value_heads)
@@ -388,6 +402,7 @@ def _problem(
         cu_seqlens=None
         if documents is None
         else torch.tensor([0, *torch.tensor(documents).cumsum(0).tolist()], dtype=integers, device=device),
+        scale=None if at["scale"] == "default" else GIVEN_SCALE * q.shape[-1] ** -0.5,
         output_final_state=at["final"] == "kept",
         state_v_first=v_first,
         use_qk_l2norm_in_kernel=fused in ("norm", "all") or regime == "small",

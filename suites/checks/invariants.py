@@ -17,6 +17,7 @@ from qualify.problem import Outcome, Problem, run_op
 from qualify.records import Comparison, Verdict
 from qualify.regimes import build_problem
 from qualify.subjects import Subject
+from suites.checks.defaults import shortened
 from suites.checks.evidence import device_of, evidence_of, fresh, judge_tensor, outcome_of, output_of
 from suites.checks.rows import DTYPES, OP, levels, profiles
 
@@ -110,7 +111,7 @@ def run_arguments(case: Case, subject: Subject) -> CheckOutput:
     for name in problem.leaves():
         found = judge_tensor(evidence, name, _only(op, fresh(problem), name))
         comparisons.append(replace(found, tensor=f"only.{name}"))
-    return output_of(comparisons, problem)
+    return output_of([*comparisons, *_by_default(subject, problem)], problem)
 
 
 # ---- running ----
@@ -430,6 +431,22 @@ def _replaced(owner: Any, name: str) -> Iterator[None]:
 
 
 # ---- arguments ----
+
+
+def _by_default(subject: Subject, problem: Problem) -> list[Comparison]:
+    """A call that leaves out what says nothing gives the bits of the call that says everything."""
+    op = _op(subject)
+    if not subject.deterministic:
+        return []
+    with torch.no_grad():
+        o, final_state = _call(op, fresh(problem))
+        short = fresh(problem)
+        shorter = op(short.q, short.k, short.v, short.g, short.beta, **shortened(op, short.options()))
+    return [
+        compare_exact(f"by_default.{name}", x, y, derivation="an option that is left out takes its default")
+        for name, x, y in zip(("o", "final_state"), (o, final_state), shorter, strict=True)
+        if x is not None
+    ]
 
 
 def _only(op: Op, problem: Problem, wanted: str) -> Tensor | None:

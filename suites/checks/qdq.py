@@ -16,6 +16,7 @@ from qualify.regimes import Numbers
 from qualify.subjects import Subject
 from references.formats import grid_named
 from references.qdq import qdq_state, qdq_w
+from suites.checks.defaults import optional
 from suites.checks.evidence import device_of
 from suites.checks.probes import PATTERNS
 from suites.checks.rows import DTYPES, levels, profiles
@@ -61,7 +62,9 @@ def run_state_gradient(case: Case, subject: Subject) -> CheckOutput:
     """
     own, reference = _state_functions(case, subject)
     x = _ordinary(case, 13, 2 * int(case.levels["block_v"]) + 8)
-    return CheckOutput((_gradient(own, x), *_invariants(own, reference, x, subject)))
+    usual = case.levels["block_v"] == "64" and case.levels["format"] == "e4m3"
+    plain = _by_default(subject.qdq_state, qdq_state, x) if usual else []
+    return CheckOutput((*_gradients(own, x), *_invariants(own, reference, x, subject), *plain))
 
 
 def run_w_gradient(case: Case, subject: Subject) -> CheckOutput:
@@ -73,7 +76,8 @@ def run_w_gradient(case: Case, subject: Subject) -> CheckOutput:
     """
     own, reference = _w_functions(subject)
     x = _ordinary(case, 7, 48)
-    return CheckOutput((_gradient(own, x), *_invariants(own, reference, x, subject)))
+    plain = _by_default(subject.qdq_w, qdq_w, x)
+    return CheckOutput((*_gradients(own, x), *_invariants(own, reference, x, subject), *plain))
 
 
 def _state_functions(case: Case, subject: Subject) -> tuple[Function, Function]:
@@ -215,7 +219,17 @@ def _called(name: str, function: Function, x: Tensor) -> Tensor | Comparison:
     return found.detach()
 
 
-def _gradient(own: Function, x: Tensor) -> Comparison:
+def _stack(x: Tensor) -> Tensor:
+    """`x` four times at different sizes, `[2, 2, ...]`: sequences and heads, as the op holds them."""
+    return torch.stack([x, x * 2, x * -0.5, x * 4]).view(2, 2, *x.shape)
+
+
+def _gradients(own: Function, x: Tensor) -> list[Comparison]:
+    """The gradients of a matrix and of a stack of matrices."""
+    return [_gradient("gradient", own, x), _gradient("gradient.stack", own, _stack(x))]
+
+
+def _gradient(name: str, own: Function, x: Tensor) -> Comparison:
     """The gradient of every element, the largest of each group included, is the incoming one."""
     leaf = x.clone().requires_grad_()
     values = torch.tensor(INCOMING, dtype=torch.float64, device=x.device).to(x.dtype)
@@ -223,20 +237,32 @@ def _gradient(own: Function, x: Tensor) -> Comparison:
     kept = incoming.clone()
     y = own(leaf)
     if not isinstance(y, Tensor) or y.grad_fn is None:
-        return holds("gradient", 1, 1, "the result carries no gradient back to the input")
+        return holds(name, 1, 1, "the result carries no gradient back to the input")
     (dx,) = torch.autograd.grad(y, leaf, incoming, allow_unused=True)
     return compare_exact(
-        "gradient",
+        name,
         kept,
         dx if dx is not None else torch.zeros_like(x),
         derivation="identity straight-through: the incoming gradient itself at every element",
     )
 
 
+def _by_default(function: Function | None, reference: Function, x: Tensor) -> list[Comparison]:
+    """What is left out takes the value that the interface names; nothing is left out that must be given."""
+    assert function is not None
+    if not optional(reference) <= optional(function):
+        return []
+    derivation = "an option that is left out takes the default that the interface names"
+    return [compare_exact("by_default", reference(x), function(x), derivation=derivation)]
+
+
 def _invariants(own: Function, reference: Function, x: Tensor, subject: Subject) -> list[Comparison]:
     target = reference(x)
     views = {"transposed": x.mT.contiguous().mT, "offset": _offset(x), "strided": _strided(x)}
     found = [compare_exact(f"view.{name}", target, own(view)) for name, view in views.items()]
+    stack = _stack(x)
+    turned = stack.transpose(0, 1).contiguous().transpose(0, 1)
+    found.append(compare_exact("view.stack", reference(stack), own(turned)))
     for power in (-3, 4):
         factor = 2.0**power
         found.append(

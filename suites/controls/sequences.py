@@ -98,6 +98,16 @@ def _mean_of_group(self: EagerGDN, per_value_head: Tensor) -> Tensor:
     return per_value_head.mean(2)
 
 
+def _third_head_as_first(self: EagerGDN, per_value_head: Tensor) -> Tensor:
+    found = per_value_head.sum(2)
+    return found[:, torch.arange(found.shape[1], device=found.device) % 2]
+
+
+def _only_head_keeps(self: EagerGDN, n: Notes) -> Tensor:
+    found = EagerGDN.over_chunk(self, n)
+    return torch.ones_like(found) if n.HV == 1 else found
+
+
 SEQUENCES = (
     Control(
         "state_leaks",
@@ -192,6 +202,22 @@ SEQUENCES = (
         "the gradients of a group's heads are averaged over a sharded dimension",
         {"sum_group": _mean_of_group},
         looks=("exact",),
+    ),
+    Control(
+        "head_of_a_pair",
+        "heads",
+        "the index of a q/k head wraps at two: a third one gets the gradient of the first",
+        {"sum_group": _third_head_as_first},
+        tier="whole",
+        looks=("three_heads",),
+    ),
+    Control(
+        "only_head_does_not_decay",
+        "heads",
+        "an axis of one head is squeezed away, and the decay over a chunk with it",
+        {"over_chunk": _only_head_keeps},
+        tier="whole",
+        looks=("one_head",),
     ),
 )
 """Boundaries off the chunk grid, and heads that differ, bring them out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 
@@ -156,6 +157,16 @@ def _unrounded_without_gradient(self: EagerGDN, call: Call) -> None:
     EagerGDN.prepare(self, call)
     if not torch.is_grad_enabled():
         call.w_format = None
+
+
+def _qdq_in_tiles_of_32(self: EagerGDN, state: Tensor, *, block_v: int = 32, fmt: str = "e4m3") -> Tensor:
+    return EagerGDN.qdq_state(self, state, block_v=block_v, fmt=fmt)
+
+
+def _op_in_tiles_of_32(
+    self: EagerGDN, *tensors: Any, state_block_v: int = 32, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    return EagerGDN.chunk_gated_delta_rule(self, *tensors, state_block_v=state_block_v, **options)
 
 
 SITES = (
@@ -363,6 +374,20 @@ SITES = (
         {"solve": _before_the_solve},
         tier="whole",
         looks=("smooth",),
+    ),
+    Control(
+        "qdq_in_tiles_of_32_by_default",
+        "configuration",
+        "the tile width that a call leaves out was taken from another kernel",
+        {"qdq_state": _qdq_in_tiles_of_32},
+        looks=("qdq_by_default",),
+    ),
+    Control(
+        "op_in_tiles_of_32_by_default",
+        "configuration",
+        "the tile width that a call of the op leaves out was taken from another kernel",
+        {"chunk_gated_delta_rule": _op_in_tiles_of_32},
+        looks=("arguments",),
     ),
 )
 """Caught by probes, in the exact regime, or where nothing can flip."""

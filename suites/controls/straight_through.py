@@ -32,6 +32,10 @@ def _through_scale(self: EagerQDQ, dy: Tensor, x: Tensor, values: Callable[[Tens
     )
 
 
+def _clamped_in_a_stack(self: EagerQDQ, dy: Tensor, x: Tensor, values: Callable[[Tensor], Tensor]) -> Tensor:
+    return _clamped(self, dy, x, values) if x.dim() > 2 else dy
+
+
 def _site_is_on(n: Notes) -> bool:
     return n.options.state_format is not None
 
@@ -173,6 +177,13 @@ STRAIGHT_THROUGH = (
         tier="whole",
         looks=(named_look("backward_at_recomputed_w"),),
         unseen={"bf16": "the forward makes W from the same bf16 parts"},
+    ),
+    Control(
+        "gradient_zero_at_amax_of_a_stack",
+        "straight_through",
+        "the path for several sequences and heads clamps in the autograd graph, that for a matrix does not",
+        rounding={"gradient": _clamped_in_a_stack},
+        looks=("qdq_gradient",),
     ),
 )
 """Most leave every forward output as it is, bit for bit."""

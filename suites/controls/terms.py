@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from suites.controls.control import Control
-from suites.subjects.eager import EagerGDN, Notes
+from suites.subjects.eager import Call, EagerGDN, Notes
 
 Tensor = torch.Tensor
 
@@ -84,6 +84,12 @@ def _first_term_lost(self: EagerGDN, n: Notes) -> Tensor:
     o = EagerGDN.read(self, n)
     o[..., 16:32, :] = self.dot(n.p, n.vn, n)[..., 16:32, :]
     return o
+
+
+def _scale_of_normalised(self: EagerGDN, call: Call) -> tuple[Tensor, Tensor]:
+    if call.l2norm:
+        call.scale = call.q.shape[-1] ** -0.5
+    return EagerGDN.rule(self, call)
 
 
 TERMS = (
@@ -185,6 +191,14 @@ TERMS = (
         "of two dots chained in one accumulator the first is lost, for one block of rows",
         {"read": _first_term_lost},
         looks=("exact",),
+    ),
+    Control(
+        "scale_of_normalised_by_default",
+        "terms",
+        "the path with the fused normalisation takes the default scale, whatever is given",
+        {"rule": _scale_of_normalised},
+        tier="whole",
+        looks=("given_scale",),
     ),
 )
 """Every gradient is judged by itself."""

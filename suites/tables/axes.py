@@ -40,6 +40,7 @@ KINDS: Mapping[str, Kind] = {
     "strides": "layout",
     "boundaries": "inputs",
     "scalars": "inputs",
+    "scale": "inputs",
     "length": "shape",
     "heads": "shape",
 }
