@@ -18,8 +18,10 @@ A subject is a namespace. It offers some of::
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -34,6 +36,9 @@ from qualify.errors import UsageError
 
 USUAL_ARITHMETIC: Mapping[str, str] = {"fp32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 """What a carrier's matmul operands are rounded to when the subject declares nothing."""
+
+PRECISIONS: Mapping[str, str] = {"fp32": "ieee", "tf32x3": "ieee", "bf16x6": "ieee", "bf16x3": "tf32"}
+"""Other names of precisions, Triton's among them: products of parts are as good as what they stand for."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,10 @@ def subject_from_module(module: ModuleType | Any, name: str, origin: str = "") -
     return Subject(
         name=name,
         origin=origin or name,
-        chunk_gated_delta_rule=_function(module, "chunk_gated_delta_rule"),
-        qdq_state=_function(module, "qdq_state"),
-        qdq_w=_function(module, "qdq_w"),
-        stages=_function(module, "stages"),
+        chunk_gated_delta_rule=_taking(OPTIONS, _function(module, "chunk_gated_delta_rule")),
+        qdq_state=_taking({"block_v": 64, "fmt": "e4m3"}, _function(module, "qdq_state")),
+        qdq_w=_taking({"fmt": "e4m3"}, _function(module, "qdq_w")),
+        stages=_taking(OPTIONS, _function(module, "stages")),
         launch_rows=tuple(map(str, getattr(module, "LAUNCH_ROWS", ()) or ())),
         builds=tuple(map(str, getattr(module, "BUILDS", ()) or ())),
         force_launch_row=_function(module, "force_launch_row"),
@@ -96,10 +101,63 @@ def _function(module: ModuleType | Any, name: str) -> Callable[..., Any] | None:
     return found if callable(found) else None
 
 
+OPTIONS: Mapping[str, Any] = {
+    "scale": None,
+    "initial_state": None,
+    "output_final_state": False,
+    "use_qk_l2norm_in_kernel": False,
+    "use_beta_sigmoid_in_kernel": False,
+    "allow_neg_eigval": False,
+    "state_v_first": False,
+    "cu_seqlens": None,
+    "use_gate_in_kernel": False,
+    "A_log": None,
+    "dt_bias": None,
+    "state_format": None,
+    "state_block_v": 64,
+    "w_format": None,
+}
+"""The op's options and their defaults."""
+
+
+def _taking(options: Mapping[str, Any], function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """A function for callers that name every option: one that its signature lacks is left out at its default
+    and declined at any other value."""
+    absent = _absent(options, function) if function is not None else ()
+    if function is None or not absent:
+        return function
+
+    @functools.wraps(function)
+    def called(*tensors: Any, **given: Any) -> Any:
+        for name in absent:
+            value, default = given.pop(name, options[name]), options[name]
+            plain = isinstance(value, bool | int | float | str)
+            if value is not default and not (plain and value == default):
+                shown = repr(value) if plain else type(value).__name__
+                raise NotImplementedError(
+                    f"{name} must stay at {default!r}, got {shown}: the function does not take it; add it"
+                )
+        return function(*tensors, **given)
+
+    return called
+
+
+def _absent(options: Mapping[str, Any], function: Callable[..., Any]) -> tuple[str, ...]:
+    """The options that a signature lacks; none where it takes any keyword or cannot be read."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return ()
+    return tuple(name for name in options if name not in parameters)
+
+
 def declared_arithmetic(module: ModuleType | Any) -> dict[str, str]:
     """What a namespace declares as `ARITHMETIC`, carrier -> precision, in the spelling of the judge."""
     declared = dict(getattr(module, "ARITHMETIC", {}) or {})
-    return {carrier_name(carrier): str(precision).lower() for carrier, precision in declared.items()}
+    names = {carrier_name(carrier): carrier_name(precision) for carrier, precision in declared.items()}
+    return {carrier: PRECISIONS.get(precision, precision) for carrier, precision in names.items()}
 
 
 GROUP = "gdn_qualify.subjects"
