@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ def expected(
     arithmetic: Arithmetic | None = None,
     stages: dict[str, Tensor] | None = None,
     op: Callable[..., tuple[Tensor, Tensor]] = gdn_chunk,
+    gradients: Collection[str] | None = None,
     **options: Any,
 ) -> Outcome:
     """What the contract (or a departure from it) gives for a problem, in fp64.
@@ -35,6 +36,7 @@ def expected(
         arithmetic: declared precision; None is exact.
         stages: receives the oracle's intermediate tensors, detached.
         op: the oracle.
+        gradients: names of those that are wanted; None is all. The others are left out.
         options: further options of the oracle (`offsets`, `entry_states`, ...).
 
     Returns:
@@ -42,7 +44,8 @@ def expected(
         `final_state` is None when the problem does not ask for it. A gradient is None when neither incoming
         gradient is given or the input is absent.
     """
-    leaves = {name: leaf.detach().double().requires_grad_() for name, leaf in problem.leaves().items()}
+    wanted = problem.leaves().keys() if gradients is None else set(gradients)
+    leaves = {n: x.detach().double().requires_grad_(n in wanted) for n, x in problem.leaves().items()}
     with torch.enable_grad():
         q, k, g, beta = activated(problem, leaves)
         o, final_state = op(
@@ -101,7 +104,9 @@ def _gradients(
     problem: Problem, leaves: dict[str, Tensor], o: Tensor, final_state: Tensor
 ) -> dict[str, Tensor | None]:
     dht = problem.dht if problem.output_final_state else None
-    pairs = [(y, dy.double()) for y, dy in ((o, problem.do), (final_state, dht)) if dy is not None]
+    leaves = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    given = [(y, dy) for y, dy in ((o, problem.do), (final_state, dht)) if dy is not None]
+    pairs = [(y, dy.double()) for y, dy in given if y.requires_grad]
     if not pairs:
         return dict.fromkeys(leaves)
     found = torch.autograd.grad(

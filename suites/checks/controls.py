@@ -17,6 +17,7 @@ from qualify.plan import PlannedCase
 from qualify.records import CaseRecord, Comparison, Verdict
 from qualify.run_case import run_case
 from qualify.subjects import Subject, subject_from_module
+from suites.checks.bits import unnamed
 from suites.checks.rows import DTYPES, GPU
 from suites.checks.tie_free import TIE_FREE
 from suites.controls.control import Control
@@ -136,8 +137,9 @@ def run(case: Case, subject: Subject) -> CheckOutput:
     """
     control = CONTROLS[case.levels["fault"]]
     faulty = control.subject()
-    seen = (_caught(case, faulty, name) for name in _order(control))
-    found = next((text for text in seen if text), "")
+    with unnamed():
+        seen = (_caught(case, faulty, name) for name in _order(control))
+        found = next((text for text in seen if text), "")
     return CheckOutput(
         (
             Comparison(
