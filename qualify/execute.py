@@ -34,6 +34,9 @@ IDLE_SHARE = 0.05
 PATIENCE = 8.0
 """A case is never left alone for longer than so many limits."""
 
+CHUNK = 16
+"""Cases that a worker is sent at once: so few that none is left with work when the others have ended."""
+
 POLL_S = 0.1
 GRACE_S = 5.0
 
@@ -355,6 +358,7 @@ def _command(folder: Path, workers: int) -> list[str]:
         "--no-header",
         f"-n{workers}",
         "--max-worker-restart=1000",
+        f"--maxschedchunk={CHUNK}",
         str(folder / PLAN_NAME),
     ]
 
