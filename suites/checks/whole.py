@@ -17,6 +17,7 @@ from suites.checks.evidence import (
     turn,
 )
 from suites.checks.rows import GROUPINGS, OP, levels, profiles
+from suites.checks.stored import stored
 from suites.checks.tie_free import TIE_FREE
 
 LARGE = ("64x64", "96x48", "100x72", "128x128", "64x128", "256x16", "16x256")
@@ -44,7 +45,9 @@ def judged(case: Case, subject: Subject, evidence: Evidence, wrong_answers: tupl
     """
     comparisons = [declaration_holds(subject.arithmetic, case.levels.get("dtype", "fp32"))]
     try:
-        comparisons += judge(evidence, outcome_of(subject, evidence.problem), wrong_answers)
+        outcome = outcome_of(subject, evidence.problem)
+        comparisons += judge(evidence, outcome, wrong_answers)
+        comparisons += stored(evidence, outcome)
     except WrongResultError as error:
         comparisons.append(error.comparison)
     return output_of(comparisons, evidence.problem)
@@ -58,6 +61,8 @@ NO_BOUNDARIES = Constraint(
 )
 
 _CPU_HEADS = ("16x16", "32x48", "32x32", "48x64", "60x40", "100x72", "16x256", "128x128")
+_MANY = ("batch5", "many")
+_CPU_PACKINGS = tuple(level for level in levels("packing")["packing"] if level not in _MANY)
 _CPU_LENGTHS = ("1", "15", "17", "64", "65", "127", "129", "257")
 
 ROWS = (
@@ -141,9 +146,10 @@ ROWS = (
             {"dtype": "fp32", "grouping": "hv2"},
         ),
         profiles=profiles(
-            cpu_axes={"heads": _CPU_HEADS, "length": _CPU_LENGTHS},
+            cpu_axes={"heads": _CPU_HEADS, "length": _CPU_LENGTHS, "packing": _CPU_PACKINGS},
             quick={
                 "dtype": ("fp32", "bf16"),
+                "packing": _CPU_PACKINGS,
                 "grouping": ("hv2",),
                 "heads": ("32x48", "48x64"),
                 "length": ("65", "129"),
@@ -158,6 +164,7 @@ ROWS = (
         axes=levels("dtype", "packing", "sites", "format", "initial", "final", "gradients")
         | {"length": ("65", "129"), "heads": ("16x16", "16x48"), "block_v": ("16",)},
         regimes=("random",),
+        must_run=tuple({"packing": packing, "initial": "zero"} for packing in _MANY),
         profiles=profiles(),
     ),
     CheckRow(

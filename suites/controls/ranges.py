@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
@@ -97,6 +99,19 @@ def _bias_behind(self: EagerGDN, g: Tensor, A_log: Tensor, dt_bias: Tensor | Non
 
 def _gate_detached(self: EagerGDN, g: Tensor, A_log: Tensor, dt_bias: Tensor | None) -> Tensor:
     return EagerGDN.gate(self, g, A_log.detach(), dt_bias)
+
+
+def _o_cut(self: EagerGDN, n: Notes, v: Tensor) -> tuple[Tensor, Tensor]:
+    o, state = EagerGDN.outputs(self, n, v)
+    exact = self.scatter(n.o, v.float(), n)
+    too_large = o.float().abs() > exact.abs()
+    cut = torch.nextafter(o, torch.zeros_like(o))
+    return torch.where(too_large, cut, o), state
+
+
+def _dbeta_through_carrier(self: EagerGDN, n: Notes, inputs: tuple[Tensor | None, ...]) -> Any:
+    dq, dk, dv, dg, dbeta, dh0 = EagerGDN.results(self, n, inputs)
+    return dq, dk, dv, dg, dbeta.to(n.carrier).to(dbeta.dtype), dh0
 
 
 RANGES = (
@@ -251,6 +266,27 @@ RANGES = (
         {"gate": _gate_detached},
         tier="whole",
         looks=("fused",),
+    ),
+    Control(
+        "output_cut",
+        "range",
+        "the carrier's upper bits are taken as they are, instead of rounding to it",
+        {"outputs": _o_cut},
+        tier="whole",
+        looks=("plain",),
+        unseen={
+            "fp32": "what is computed in fp32 is stored as it is",
+            "fp16": "operands may be TF32, cut by a matrix unit: that leaves as much",
+        },
+    ),
+    Control(
+        "dbeta_through_carrier",
+        "range",
+        "the gradient of an fp32 beta is made in a buffer of the carrier",
+        {"results": _dbeta_through_carrier},
+        tier="whole",
+        looks=("plain",),
+        unseen={"fp32": "the carrier is fp32 as well"},
     ),
 )
 """Gates, large and small numbers, activations bring them out."""
