@@ -43,14 +43,16 @@ AXES: Mapping[str, Axis] = MappingProxyType(
             (
                 "single",
                 "batch",
+                "batch5",
                 "docs",
+                "many",
                 "unequal",
                 "one_token",
                 "empty_first",
                 "empty_middle",
                 "empty_last",
             ),
-            "state must not leak over a boundary, and boundaries need not fall on chunks",
+            "state must not leak over a boundary, wherever it falls, nor an index be made for few sequences",
         ),
         "sites": Axis(("both", "state", "w", "none"), "each rounding site can be on alone"),
         "format": Axis(("e4m3", "int8"), "the grid of the state site"),
@@ -118,6 +120,9 @@ GIVEN_SCALE = 0.7
 _GATE_SIZE = {"weak": 1e-4, "ordinary": 0.1, "strong": 20.0, "extreme": 90.0}
 
 
+_BATCHES = {"batch": 2, "batch5": 5}
+
+
 def document_lengths(packing: str, length: int) -> tuple[int, ...] | None:
     """How long the packed documents are; None where the batch is not packed.
 
@@ -127,6 +132,7 @@ def document_lengths(packing: str, length: int) -> tuple[int, ...] | None:
     """
     table: dict[str, tuple[int, ...]] = {
         "docs": (length, 37, 64),
+        "many": (64, length, 1, 66, 0, 70, 17, 128),
         "unequal": (3, length, 1),
         "one_token": (1,) * min(length, 12),
         "empty_first": (0, length, 7),
@@ -308,7 +314,7 @@ def build_problem(
     key_size, value_size = (int(n) for n in at["heads"].split("x"))
     documents = document_lengths(at["packing"], int(at["length"]))
     tokens = sum(documents) if documents else int(at["length"])
-    batch = 2 if at["packing"] == "batch" else 1
+    batch = _BATCHES.get(at["packing"], 1)
     sequences = len(documents) if documents else batch
     draft = _draft(at, seed, (batch, tokens, sequences), key_size, value_size, regime)
     change = VALUE_REGIMES[regime][0]

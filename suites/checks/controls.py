@@ -59,6 +59,7 @@ _BOTH = {
     "length": "65",
     "heads": "32x48",
 }
+_MANY = {"length": "65", "heads": "16x16", "sites": "none"}
 _FEW_HEADS = {"packing": "docs", "length": "65", "heads": "16x16", "sites": "none"}
 _FUSED = {"grouping": "hv2", "packing": "single", "length": "17", "heads": "16x16", "sites": "none"}
 
@@ -107,6 +108,9 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "odd": Look("op.whole", {"heads": "100x72", "length": "63", "grouping": "hv1", "sites": "none"}),
         "fused": Look("op.whole", _FUSED | {"fused": "all"}),
         "given_scale": Look("op.whole", _FUSED | {"fused": "norm", "scale": "given"}),
+        "many": Look("op.absent", _MANY | {"packing": "many"}),
+        "many_from_zero": Look("op.absent", _MANY | {"packing": "many", "initial": "zero"}),
+        "batch5": Look("op.absent", _MANY | {"packing": "batch5"}),
         "one_head": Look("op.heads", _FEW_HEADS | {"grouping": "h1"}),
         "three_heads": Look("op.heads", _FEW_HEADS | {"grouping": "h3"}),
         "small": Look("op.whole", _FUSED | {"fused": "norm"}, "small"),

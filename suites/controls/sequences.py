@@ -108,6 +108,27 @@ def _only_head_keeps(self: EagerGDN, n: Notes) -> Tensor:
     return torch.ones_like(found) if n.HV == 1 else found
 
 
+def _four_sequences_go_on(self: EagerGDN, c: int, n: Notes) -> Tensor:
+    found = EagerGDN.alive(self, c, n)
+    first = torch.arange(len(found), device=found.device).view(-1, 1, 1) < 4 * n.HV
+    return found & first if c else found
+
+
+def _entry_of_a_pair(self: EagerGDN, h0: Tensor | None, n: Notes) -> Tensor:
+    found = EagerGDN.entry(self, h0, n)
+    return found if n.at.N == 1 else found[torch.arange(len(found), device=found.device) % (2 * n.HV)]
+
+
+def _aligned_boundary_not_seen(self: EagerGDN, state: Tensor, n: Notes) -> None:
+    EagerGDN.scan(self, state, n)
+    starts = [] if n.options.cu_seqlens is None else n.options.cu_seqlens[1:-1].tolist()
+    at = next((i for i, start in enumerate(starts, 1) if start and start % self.chunk_size == 0), 0)
+    if at and n.options.h0 is None:
+        leaked = state.clone()
+        leaked[at * n.HV : (at + 1) * n.HV] = n.final[(at - 1) * n.HV : at * n.HV]
+        EagerGDN.scan(self, leaked, n)
+
+
 SEQUENCES = (
     Control(
         "state_leaks",
@@ -218,6 +239,30 @@ SEQUENCES = (
         {"over_chunk": _only_head_keeps},
         tier="whole",
         looks=("one_head",),
+    ),
+    Control(
+        "four_sequences_go_on",
+        "packing",
+        "a table of chunks holds four sequences: later ones end after their first chunk",
+        {"alive": _four_sequences_go_on},
+        tier="whole",
+        looks=("many",),
+    ),
+    Control(
+        "initial_state_of_a_pair",
+        "state",
+        "the index of a sequence wraps at two where its initial state is read",
+        {"entry": _entry_of_a_pair},
+        tier="whole",
+        looks=("batch5",),
+    ),
+    Control(
+        "aligned_boundary_not_seen",
+        "packing",
+        "a document that starts on the chunk grid goes on from the one before, unless a state is given",
+        {"scan": _aligned_boundary_not_seen},
+        tier="whole",
+        looks=("many_from_zero",),
     ),
 )
 """Boundaries off the chunk grid, and heads that differ, bring them out."""
