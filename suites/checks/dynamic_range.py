@@ -74,7 +74,15 @@ def run(case: Case, subject: Subject) -> CheckOutput:
     told = [name for name in extreme.excludes if _is_told_apart(evidence, name)]
     if told and all(c.passed for c in output.comparisons):
         output = replace(output, comparisons=(*output.comparisons, _excluded(tuple(told))))
-    return output
+    return replace(output, comparisons=tuple(_with_cause(c, extreme.because) for c in output.comparisons))
+
+
+def _with_cause(comparison: Comparison, cause: str) -> Comparison:
+    """A failing comparison that says what its problem is there to bring out."""
+    if comparison.passed:
+        return comparison
+    said = (comparison.because, f"it shows where {cause}")
+    return replace(comparison, because="; ".join(part for part in said if part))
 
 
 def _is_told_apart(evidence: Evidence, name: str) -> bool:
@@ -138,16 +146,22 @@ EXTREMES: Mapping[str, Extreme] = MappingProxyType(
         "huge_state": Extreme(
             _ONE | {"gates": "strong"},
             _huge_state,
-            "infinity times zero at the start of a chunk",
+            "infinity meets zero at the start of a chunk",
         ),
         "strong_gates": Extreme(
-            _TWO | {"gates": "strong"}, lambda p: p, "exp of a positive difference of gates", wide=False
+            _TWO | {"gates": "strong"},
+            lambda p: p,
+            "the exponential of a positive difference of gates is taken",
+            wide=False,
         ),
         "extreme_gates": Extreme(
-            _TWO | {"gates": "extreme"}, lambda p: p, "exp of a positive difference of gates", wide=False
+            _TWO | {"gates": "extreme"},
+            lambda p: p,
+            "the exponential of a positive difference of gates is taken",
+            wide=False,
         ),
         "mixed_gates": Extreme(
-            _TWO | {"gates": "mixed"}, lambda p: p, "decays between nothing and everything", wide=False
+            _TWO | {"gates": "mixed"}, lambda p: p, "decays lie between nothing and everything", wide=False
         ),
     }
 )
