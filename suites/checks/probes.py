@@ -61,7 +61,14 @@ def run_w(case: Case, subject: Subject) -> CheckOutput:
         case: levels of dtype.
         subject: what is judged.
     """
-    return _run(case, subject, _w_probe, _w_codes_probe)
+    probes = (_w_probe, _w_codes_probe, _w_sums_probe)
+    return _run(case, subject, *probes[: 3 if _reads_carrier(case, subject) else 2])
+
+
+def _reads_carrier(case: Case, subject: Subject) -> bool:
+    """Whether W is narrower than fp32, and a matmul operand keeps all of it."""
+    dtype = case.levels["dtype"]
+    return dtype != "fp32" and _operand_bits(case, subject) >= CARRIER_BITS[dtype]
 
 
 Probe = Callable[[Mapping[str, str], int, Numbers], Exact]
@@ -69,10 +76,13 @@ Probe = Callable[[Mapping[str, str], int, Numbers], Exact]
 
 
 def _run(case: Case, subject: Subject, *probes: Probe) -> CheckOutput:
-    declared = OPERAND_BITS.get(subject.arithmetic.get(case.levels["dtype"], "bf16"), 8)
-    bits = min(declared, CARRIER_BITS[case.levels["dtype"]])
-    exacts = list(zip(("", "codes."), (_made(case, bits, probe) for probe in probes), strict=False))
+    bits = min(_operand_bits(case, subject), CARRIER_BITS[case.levels["dtype"]])
+    exacts = list(zip(("", "codes.", "sums."), (_made(case, bits, probe) for probe in probes), strict=False))
     return output_of(judged(subject, exacts), *(exact.problem for _, exact in exacts))
+
+
+def _operand_bits(case: Case, subject: Subject) -> int:
+    return OPERAND_BITS.get(subject.arithmetic.get(case.levels["dtype"], "bf16"), 8)
 
 
 def _made(case: Case, bits: int, probe: Probe) -> Exact:
@@ -422,6 +432,65 @@ def _beside_ties(numbers: Numbers, scale: Tensor, count: int, bits: int) -> Tens
     aside = torch.where((aside == 0) | (quotient > 400), torch.inf, aside)
     nearest = aside.topk(count, largest=False).indices
     return values[nearest] * numbers.pick((1.0, -1.0), *nearest.shape)
+
+
+# ---- w: a row that is a sum, and has more bits than the carrier ----
+
+SUM_PAIRS = 14
+"""Pairs of coordinates in which two keys meet: few enough that every order of their sum is exact."""
+
+
+def _w_sums_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
+    """Two keys with a product of a power of two, c: the second row of W is `k1 - c k0`, exact in fp32."""
+    carrier, K = CARRIERS[at["dtype"]], int(at["heads"].split("x")[0])
+    N = 2 if _behind_many(at) else 8
+    k = torch.zeros(N, 2, HEADS, K, dtype=torch.float64)
+    for n in range(N):
+        for h in range(HEADS):
+            k[n, :, h] = _meeting_keys(numbers, K, at["dtype"], crowned=n % 2 == 0)
+    problem = Problem(
+        q=torch.zeros(N, 2, HEADS, K).to(carrier),
+        k=k.to(carrier),
+        v=torch.zeros(N, 2, VALUE_HEADS, K).to(carrier),
+        g=torch.zeros(N, 2, VALUE_HEADS),
+        beta=torch.ones(N, 2, VALUE_HEADS),
+        initial_state=torch.eye(K).expand(N, VALUE_HEADS, K, K).contiguous(),
+        scale=1.0,
+        w_format="e4m3",
+    )
+    return Exact(
+        _packed(_behind(problem, at), at),
+        {"final_state": lambda x: x[:, :, 0]},
+        "from an identity state, with v = 0 and a coordinate in which the second of two keys is 1 and the "
+        "first is 0, the row of that coordinate is the identity's minus the second row of W: the difference "
+        "of two short rows, rounded to the carrier and then to codes",
+        wrong=(),
+    )
+
+
+def _meeting_keys(numbers: Numbers, K: int, dtype: str, *, crowned: bool) -> Tensor:
+    """Two keys `[2, K]`; where they are `crowned` the scale is a power of two, else their sums make it.
+
+    They meet in pairs of coordinates, (x, x) and (y, -y), whose products cancel, and in one more.
+    """
+    carrier, c = CARRIERS[dtype], 2.0 ** (5 - CARRIER_BITS[dtype])
+    mantissas = 1 + torch.arange(128, dtype=torch.float64) / 128
+    x, y = mantissas.view(-1, 1, 1), mantissas.view(-1, 1) * torch.tensor((0.25, 0.5, 1.0)).double()
+    row = torch.stack([y - c * x, -y - c * x])  # [2, x, mantissa of y, its exponent]
+    kept, grid, top = row.to(carrier).double(), grid_named("e4m3"), 3.5
+    scale = top / grid.largest
+    moved = round_to_grid(row / scale, grid) != round_to_grid(kept / scale, grid)
+    moved = moved.any(0) if crowned else (row != kept).all(0)
+    found = moved.nonzero()[(numbers.uniform(int(moved.sum()))).argsort()[: min(SUM_PAIRS, (K - 3) // 2)]]
+    xs, ys = mantissas[found[:, 0]], y[found[:, 1], found[:, 2]]
+    if not crowned:
+        ys[0] = 2 * mantissas[found[0, 1]]
+    keys = torch.zeros(2, K, dtype=torch.float64)
+    keys[1, 0], keys[0, 1], keys[1, 1] = 1.0, 1.0, c
+    keys[1, 2] = top if crowned else 0.0
+    keys[0, 3 : 3 + 2 * len(xs)] = xs.repeat_interleave(2)
+    keys[1, 3 : 3 + 2 * len(xs)] = torch.stack([ys, -ys], 1).flatten()
+    return keys
 
 
 # ---- layouts ----

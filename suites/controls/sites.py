@@ -159,6 +159,24 @@ def _unrounded_without_gradient(self: EagerGDN, call: Call) -> None:
         call.w_format = None
 
 
+def _w_of_fp32(self: EagerGDN, w: Tensor, n: Notes) -> Tensor:
+    if n.options.w_format is None:
+        return w
+    return self.qdq.w_values(_w_before_carrier(self, n), n.options.w_format).to(w.dtype)
+
+
+def _w_scale_of_fp32(self: EagerGDN, w: Tensor, n: Notes) -> Tensor:
+    fmt = n.options.w_format
+    if fmt is None:
+        return w
+    scale = self.qdq.scale_of(self.qdq.amax(_w_before_carrier(self, n), (-1,)), fmt)
+    return (self.qdq.code(w.float(), scale, fmt) * scale).to(w.dtype)
+
+
+def _w_before_carrier(self: EagerGDN, n: Notes) -> Tensor:
+    return self.solve(n, (n.beta * self.decay(n.G))[..., None] * n.k)
+
+
 def _qdq_in_tiles_of_32(self: EagerGDN, state: Tensor, *, block_v: int = 32, fmt: str = "e4m3") -> Tensor:
     return EagerGDN.qdq_state(self, state, block_v=block_v, fmt=fmt)
 
@@ -388,6 +406,22 @@ SITES = (
         "the tile width that a call of the op leaves out was taken from another kernel",
         {"chunk_gated_delta_rule": _op_in_tiles_of_32},
         looks=("arguments",),
+    ),
+    Control(
+        "w_rounded_before_its_carrier",
+        "configuration",
+        "W is rounded where it is made, in fp32, and only then stored in the carrier",
+        {"round_w": _w_of_fp32},
+        looks=("probe_w",),
+        unseen={"fp32": "the carrier is fp32 as well"},
+    ),
+    Control(
+        "w_scale_before_its_carrier",
+        "codes",
+        "the scale of W is taken where W is made, in fp32, and its codes from what was stored",
+        {"round_w": _w_scale_of_fp32},
+        looks=("probe_w",),
+        unseen={"fp32": "the carrier is fp32 as well"},
     ),
 )
 """Caught by probes, in the exact regime, or where nothing can flip."""
