@@ -37,6 +37,13 @@ PATIENCE = 8.0
 CHUNK = 16
 """Cases that a worker is sent at once: so few that none is left with work when the others have ended."""
 
+MEMORY: Mapping[str, str] = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+}
+"""What glibc is told: the next case wants the memory that one gives back, and having it anew takes a tenth of
+the time of a run on a CPU."""
+
 POLL_S = 0.1
 GRACE_S = 5.0
 
@@ -365,7 +372,7 @@ def _command(folder: Path, workers: int) -> list[str]:
 
 def _environment(run: Run) -> dict[str, str]:
     """The workers' environment: no pytest options from outside; on a CPU, Triton is interpreted."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    kept = {**MEMORY, **{k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}}
     paths = [p if p else os.getcwd() for p in sys.path]
     kept |= {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
