@@ -442,8 +442,7 @@ SUM_PAIRS = 14
 
 def _w_sums_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
     """Two keys with a product of a power of two, c: the second row of W is `k1 - c k0`, exact in fp32."""
-    carrier, K = CARRIERS[at["dtype"]], int(at["heads"].split("x")[0])
-    N = 2 if _behind_many(at) else 8
+    carrier, K, N = CARRIERS[at["dtype"]], int(at["heads"].split("x")[0]), 2
     k = torch.zeros(N, 2, HEADS, K, dtype=torch.float64)
     for n in range(N):
         for h in range(HEADS):

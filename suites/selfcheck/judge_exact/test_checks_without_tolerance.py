@@ -90,7 +90,23 @@ def test_a_gradient_that_is_rounded_with_its_values_fails() -> None:
     def rounded(self: EagerQDQ, dy: Tensor, x: Tensor, values: Callable[[Tensor], Tensor]) -> Tensor:
         return values(dy)
 
-    assert asked(CHECKS["state_gradient"][0], with_rounding(gradient=rounded)) == ["gradient"]
+    assert asked(CHECKS["state_gradient"][0], with_rounding(gradient=rounded)) == GRADIENTS
+
+
+GRADIENTS = ["gradient", "gradient.stack"]
+
+
+def test_a_gradient_that_is_lost_in_a_stack_alone_fails() -> None:
+    def lost(self: EagerQDQ, dy: Tensor, x: Tensor, values: Callable[[Tensor], Tensor]) -> Tensor:
+        return dy if x.dim() == 2 else dy * 0
+
+    assert asked(CHECKS["state_gradient"][0], with_rounding(gradient=lost)) == ["gradient.stack"]
+
+
+def test_w_that_is_rounded_before_its_carrier_fails() -> None:
+    run, levels = CHECKS["probe_w"]
+    for name in ("w_rounded_before_its_carrier", "w_scale_before_its_carrier"):
+        assert asked(run, CONTROLS[name].subject(), **levels, dtype="bf16") == ["sums.final_state"]
 
 
 def test_a_laundered_nan_fails_both_at_the_function_and_in_the_op() -> None:
