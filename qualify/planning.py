@@ -104,7 +104,11 @@ def _interpreted(row: CheckRow, profile: Profile) -> CheckRow:
         if levels
     ]
     changed = replace(
-        options, strength=less.strength or options.strength, seeds=less.seeds, must_run=less.must_run
+        options,
+        strength=less.strength or options.strength,
+        seeds=less.seeds,
+        must_run=less.must_run,
+        time_limit_s=less.time_limit_s or options.time_limit_s,
     )
     return replace(row, constraints=(*row.constraints, *extra), profiles={profile.name: changed})
 

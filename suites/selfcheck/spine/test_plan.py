@@ -54,6 +54,13 @@ def test_seed_moves_every_case_and_the_digest() -> None:
     assert plan(seed=7).digest != plan().digest == plan().digest
 
 
+def test_an_interpreted_subject_gets_the_time_that_its_options_say() -> None:
+    options = Options(interpreted=Options("each", axes={"number": ("2",)}, time_limit_s=60.0))
+    slow = replace(with_row(profiles={"tiny": options}), interpreted=("mine",))
+    run = [p for p in plan(slow).cases if p.case.levels["sm"] == "cpu"]
+    assert {(p.case.levels["number"], p.time_limit_s) for p in run} == {("2", 60.0)}
+
+
 def test_plan_survives_json() -> None:
     made = plan()
     assert plan_from_json(plan_to_json(made)) == made
