@@ -14,6 +14,7 @@ through the inverse, gradients per value head and summed over the group.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -216,20 +217,30 @@ def solve_paths(lower: Tensor) -> Sum:
     return Sum(resolvent(-lower), resolvent(lower.abs()), resolvent(weight_of(lower)))
 
 
-def solved_rows(audit: Audit, k: Tensor, beta: Tensor) -> tuple[Sum, Sum, Sum]:
-    """`k k^T`, the inverse's chains and W of a chunk."""
+class Solved(NamedTuple):
+    """What follows from the keys of a chunk alone: `k k^T`, the chains of the inverse and W."""
+
+    kk: Sum
+    paths: Sum
+    w: Sum
+
+
+def solved_rows(audit: Audit, k: Tensor, beta: Tensor) -> Solved:
+    """Solves the system of a chunk's keys."""
     key = Sum.of(k)
     kk = audit.stored("kk", (key @ key.mT).lower(-1))
     lower = audit.stored("lower", (Sum.of(beta[..., None]) * kk).lower(-1))
     paths = solve_paths(lower.value)
     audit.stored("inverse", paths)
     w = audit.stored("w", paths @ audit.stored("beta_k", Sum.of(beta[..., None] * k)))
-    return kk, paths, w
+    return Solved(kk, paths, w)
 
 
-def forward_chunk(audit: Audit, c: Chunk, state: Tensor, sites: Sites) -> tuple[Forward, Tensor]:
+def forward_chunk(
+    audit: Audit, c: Chunk, solved: Solved, state: Tensor, sites: Sites
+) -> tuple[Forward, Tensor]:
     """One chunk from its rounded incoming state; returns what the backward needs and the raw S'."""
-    kk, paths, w = solved_rows(audit, c.k, c.beta)
+    kk, paths, w = solved
     wq = Sum.of(audit.rounded("w_scale", w.value, (-1,), sites.w_format))
     s, k, beta = Sum.of(state), Sum.of(c.k), Sum.of(c.beta[..., None])
     bv = audit.stored("beta_v", beta * Sum.of(c.v))

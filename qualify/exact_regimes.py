@@ -22,6 +22,7 @@ from qualify.exact_audit import (
     Chunk,
     Forward,
     Sites,
+    Solved,
     Sum,
     backward_chunk,
     forward_chunk,
@@ -393,7 +394,7 @@ def audit_draft(draft: Draft, sequences: Iterable[int] | None = None) -> list[Fa
 
 
 def _audit_sequence(draft: Draft, number: int, start: int, end: int) -> list[Fault]:
-    faults = _audit_keys(draft, number, start, end)
+    solved, faults = _audit_keys(draft, number, start, end)
     if faults:
         return faults  # values and gradients of keys that will change say nothing yet
     group = draft.beta.shape[1] // HEADS
@@ -401,14 +402,14 @@ def _audit_sequence(draft: Draft, number: int, start: int, end: int) -> list[Fau
     state = round_state(audit, "initial", draft.initial[number], draft.sites)
     faults = _faults(audit, draft, number, start, None)
     walked: list[tuple[int, Chunk, Forward]] = []
-    for first in range(start, end, CHUNK):
+    for first, rows in zip(range(start, end, CHUNK), solved, strict=True):
         audit, last = Audit(), min(first + CHUNK, end)
         q, k = (x[first:last].repeat_interleave(group, 1).transpose(0, 1) for x in (draft.q, draft.keys()))
         beta = draft.beta[first:last].T.contiguous()
-        v = _derive_v(draft, k, beta, state, first, last)
+        v = _derive_v(draft, k, beta, rows, state, first, last)
         draft.v[first:last] = v.transpose(0, 1)
         chunk = Chunk(q, k, v, beta, draft.do[first:last].transpose(0, 1))
-        notes, raw = forward_chunk(audit, chunk, state, draft.sites)
+        notes, raw = forward_chunk(audit, chunk, rows, state, draft.sites)
         state = round_state(audit, "state", raw, draft.sites)
         faults += _faults(audit, draft, number, first, notes)
         walked.append((first, chunk, notes))
@@ -417,16 +418,18 @@ def _audit_sequence(draft: Draft, number: int, start: int, end: int) -> list[Fau
     return _audit_backward(draft, number, walked)
 
 
-def _audit_keys(draft: Draft, number: int, start: int, end: int) -> list[Fault]:
+def _audit_keys(draft: Draft, number: int, start: int, end: int) -> tuple[list[Solved], list[Fault]]:
+    """What follows from the keys of each chunk of a sequence, and what of it does not fit."""
+    solved: list[Solved] = []
     faults: list[Fault] = []
     group = draft.beta.shape[1] // HEADS
     for first in range(start, end, CHUNK):
         audit, last = Audit(), min(first + CHUNK, end)
         k = draft.keys()[first:last].repeat_interleave(group, 1).transpose(0, 1)
-        _, _, w = solved_rows(audit, k, draft.beta[first:last].T.contiguous())
-        audit.rounded("w_scale", w.value, (-1,), draft.sites.w_format)
+        solved.append(solved_rows(audit, k, draft.beta[first:last].T.contiguous()))
+        audit.rounded("w_scale", solved[-1].w.value, (-1,), draft.sites.w_format)
         faults += _faults(audit, draft, number, first, None)
-    return faults
+    return solved, faults
 
 
 def _audit_backward(draft: Draft, number: int, walked: list[tuple[int, Chunk, Forward]]) -> list[Fault]:
@@ -443,14 +446,14 @@ def _audit_backward(draft: Draft, number: int, walked: list[tuple[int, Chunk, Fo
     return faults
 
 
-def _derive_v(draft: Draft, k: Tensor, beta: Tensor, state: Tensor, first: int, last: int) -> Tensor:
+def _derive_v(
+    draft: Draft, k: Tensor, beta: Tensor, solved: Solved, state: Tensor, first: int, last: int
+) -> Tensor:
     """The v `[HV, C, V]` for which V' is what the draft wishes, given the rounded incoming state."""
     vn = _wished(draft, k, state, first, last)
-    silent = Audit()
-    kk, _, w = solved_rows(silent, k, beta)
-    wq = silent.rounded("w_scale", w.value, (-1,), draft.sites.w_format)
+    wq = Audit().rounded("w_scale", solved.w.value, (-1,), draft.sites.w_format)
     u = vn + wq @ state
-    lower = (beta[..., None] * kk.value).tril(-1)
+    lower = (beta[..., None] * solved.kk.value).tril(-1)
     return (u + lower @ u) / beta[..., None]
 
 
@@ -464,18 +467,18 @@ def _wished(draft: Draft, k: Tensor, state: Tensor, first: int, last: int) -> Te
 
 def _targeted(draft: Draft, k: Tensor, state: Tensor, first: int, last: int) -> Tensor:
     """V' `[HV, C, V]` that turns the row of a one-element key into its wish; others move it a little."""
-    running, rows = state.clone(), []
-    heads = torch.arange(k.shape[0])
+    wish, effort = draft.wish[first:last], draft.effort[first:last].transpose(0, 1)
+    size = (wish.abs().log2().floor().exp2() / 16).transpose(0, 1)
+    heads, row = torch.arange(k.shape[0]), k.abs().argmax(-1)
+    entry = k.gather(-1, row[..., None])
+    target = draft.sign[heads[:, None], row] * wish.transpose(0, 1)
+    small, divisor = torch.sign(target) * size, torch.where(entry == 0, 1.0, entry)
     sharp = ((k != 0).sum(-1) == 1) & (torch.frexp(k.abs().amax(-1)).mantissa == 0.5)
+    followed, moves = sharp[..., None] & (effort > 1), (effort > 0) & (entry != 0)
+    running, rows = state.clone(), []
     for t in range(last - first):
-        row = k[:, t].abs().argmax(-1)
-        entry = k[heads, t, row][:, None]
-        wish = draft.wish[first + t]
-        target = draft.sign[heads, row] * wish
-        exact = (target - running[heads, row]) / torch.where(entry == 0, 1.0, entry)
-        small = torch.sign(target) * wish.abs().log2().floor().exp2() / 16
-        effort = draft.effort[first + t]
-        vn = torch.where(sharp[:, t, None] & (effort > 1), exact, small) * (effort > 0) * (entry != 0)
+        exact = (target[:, t] - running[heads, row[:, t]]) / divisor[:, t]
+        vn = torch.where(followed[:, t], exact, small[:, t]) * moves[:, t]
         running = running + k[:, t, :, None] * vn[:, None]
         rows.append(vn)
     return torch.stack(rows, 1)
