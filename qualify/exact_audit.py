@@ -30,16 +30,20 @@ SPREAD = 16
 """The lowest bit of a sum is found by adding up 2^(-SPREAD * exponent) of its terms: up to 2^SPREAD terms
 cannot mislead it."""
 
+MANTISSA = 2**52 - 1
+"""The bits of an fp64 number that are its mantissa."""
+
 Largest = {"e4m3": 448.0, "int8": 127.0}
 
 
 def weight_of(x: Tensor) -> Tensor:
     """`2^(-SPREAD * e)` for the exponent e of the lowest set bit of each fp64 number, 0 for zero."""
-    mantissa, exponent = torch.frexp(x)
-    whole = (mantissa * 2.0**53).to(torch.int64)
-    inverse = torch.ldexp(1.0 / (whole & -whole).double(), 53 - exponent)  # 1 / lowest bit
+    bits = x.contiguous().view(torch.int64)
+    rest = (bits & (bits - 1)).view(torch.float64)  # without the lowest bit of the mantissa, where it has one
+    lowest = torch.where(bits & MANTISSA == 0, x, x - rest)
+    inverse = lowest.reciprocal_()
     for _ in range(4):  # to the power of SPREAD
-        inverse = inverse * inverse
+        inverse *= inverse
     return inverse.masked_fill(x == 0, 0.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qualify.exact_audit import Audit, Sum
+from qualify.exact_audit import SPREAD, Audit, Sum, weight_of
 from qualify.exact_regimes import audit_draft, build_exact_problem
 from qualify.problem import TENSORS, Outcome, Problem, run_op
 from references.arithmetic import Noisy
@@ -117,6 +117,14 @@ def test_a_fault_is_named_when_it_is_a_known_one() -> None:
     exact = exact_of({**CELLS[1], "dtype": "fp32"}, SEED, "cpu")
     found = exact.judge(run_op(Truncating().chunk_gated_delta_rule, exact.problem))
     assert {c.looks_like for c in found if not c.passed} == {"dht_ignored"}
+
+
+def test_the_weight_of_a_number_tells_its_lowest_bit() -> None:
+    odd = torch.tensor([1, -1, 3, -5, 2**52 + 1, 2**53 - 1], dtype=torch.float64)
+    exponents = torch.arange(-60, 60, dtype=torch.float64)
+    weights = weight_of(odd[:, None] * torch.exp2(exponents))
+    assert torch.equal(weights, torch.exp2(-SPREAD * exponents).expand_as(weights))
+    assert torch.equal(weight_of(torch.tensor([0.0, -0.0], dtype=torch.float64)), torch.zeros(2).double())
 
 
 def test_sums_that_need_more_bits_are_found() -> None:
