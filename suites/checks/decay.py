@@ -28,8 +28,11 @@ UNIT = 2.0**-24
 """Unit roundoff of fp32."""
 
 CHUNK = 64
-PER_TOKEN = 3.0
-"""Roundings of a recurrence that decays token by token: an exponential and a product."""
+PER_EXPONENTIAL = 3.0
+"""Roundings of an exponential and the product with it, for each chunk or for each token."""
+
+BASE_ROUNDINGS = 3.0
+"""Roundings of a gate where the exponential has another base: of the constant, product and argument."""
 
 DEPARTURES = ("gate_bf16", "gate_base_two", "gate_exclusive", "first_gate_head", "no_update_decay")
 """Wrong answers about the decay, as far as it can show here."""
@@ -71,14 +74,18 @@ def judge(problem: Problem, outcome: Outcome) -> list[Comparison]:
 
 
 def relative_bound(g: Tensor) -> Tensor:
-    """Largest relative error of `exp(sum g)` in fp32, `[B, HV]`, whatever the order of the sum.
+    """Largest relative error of `exp(sum g)` in fp32, `[B, HV]`, the larger of two ways to compute it.
 
     Args:
-        g: log decays `[B, T, HV]`. A running sum over a chunk rounds each of up to 64 partial sums, and the
-            exponential's argument is rounded once more in another base.
+        g: log decays `[B, T, HV]`. A sum over a chunk rounds its partial sums, and they are largest one after
+            the other; a recurrence rounds an exponential and a product for each token. Either way each gate
+            may be rounded in another base, and so may the exponential's argument.
     """
-    total, tokens = g.double().abs().sum(1), g.shape[1]
-    return UNIT * ((min(tokens, CHUNK) + 2.0) * total + PER_TOKEN * tokens)
+    sizes = g.double().abs()
+    total, tokens = sizes.sum(1), g.shape[1]
+    partial = torch.stack([chunk.cumsum(1).sum(1) for chunk in torch.split(sizes, CHUNK, 1)])
+    chunks = partial.sum(0) + PER_EXPONENTIAL * len(partial)
+    return UNIT * (BASE_ROUNDINGS * total + chunks.clamp_min(PER_EXPONENTIAL * tokens))
 
 
 def _judged(
@@ -106,7 +113,8 @@ def _judged(
         metric="share_of_bound",
         error=float(shares.max()),
         budget=1.0,
-        derivation="fp32 bound of a running sum over each chunk, an exponential and a product",
+        derivation="fp32 bound of a running sum over each chunk, or of an exponential and a product for each "
+        "token, and of another base",
         worst=Worst(layout_of(name).place(place), float(target[place]), float(actual[place])),
         discrimination=distances,
         excluded=tuple(other for other, distance in distances.items() if distance > 1.0),

@@ -101,6 +101,10 @@ def _gate_detached(self: EagerGDN, g: Tensor, A_log: Tensor, dt_bias: Tensor | N
     return EagerGDN.gate(self, g, A_log.detach(), dt_bias)
 
 
+def _short_constant(self: EagerGDN, G: Tensor) -> Tensor:
+    return torch.exp2(G * 1.4427)
+
+
 def _o_cut(self: EagerGDN, n: Notes, v: Tensor) -> tuple[Tensor, Tensor]:
     o, state = EagerGDN.outputs(self, n, v)
     exact = self.scatter(n.o, v.float(), n)
@@ -287,6 +291,13 @@ RANGES = (
         tier="whole",
         looks=("plain",),
         unseen={"fp32": "the carrier is fp32 as well"},
+    ),
+    Control(
+        "short_log2_of_e",
+        "range",
+        "the exponential is one of base two, and the constant of the base has five digits",
+        {"decay": _short_constant},
+        looks=("decay",),
     ),
 )
 """Gates, large and small numbers, activations bring them out."""
