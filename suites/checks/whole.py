@@ -185,7 +185,7 @@ ROWS = (
         | levels("boundaries"),
         regimes=("random",),
         constraints=(NO_BOUNDARIES,),
-        profiles=profiles("each", "pairs", cpu_axes={"dtype": ("bf16",), "heads": ("16x16",)}),
+        profiles=profiles("each", "pairs", cpu_axes={"dtype": ("fp32", "bf16"), "heads": ("16x16",)}),
     ),
     CheckRow(
         "op.heads",
