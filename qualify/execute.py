@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qualify.blank import blank
+from qualify.children import IDLE_SHARE, Children
 from qualify.errors import UsageError
 from qualify.log import LOG_NAME, LogReader, LogWriter, read_log
 from qualify.plan import PLAN_NAME, Plan, PlannedCase, plan_from_json, plan_to_json
@@ -28,9 +29,6 @@ HANGS_ALLOWED = 1
 """After one more than this the rest of the subject's cases is not run."""
 
 CRASHES_ALLOWED = 3
-IDLE_SHARE = 0.05
-"""A process that uses less of its time than this is waiting for something that does not come."""
-
 PATIENCE = 8.0
 """A case is never left alone for longer than so many limits."""
 
@@ -176,6 +174,7 @@ class _Session:
     running: dict[str, dict[str, Any]] = field(default_factory=dict)
     recorded: set[str] = field(default_factory=set)
     killed: set[str] = field(default_factory=set)
+    children: Children = field(default_factory=Children)
 
     def run(self, todo: Sequence[PlannedCase]) -> bool:
         """Runs cases to their records; returns False after an interruption.
@@ -228,7 +227,9 @@ class _Session:
             if handler is not None:
                 handler(self, event)
         for case_id, event in list(self.running.items()):
-            if overdue(event, time.time() - event["time"], cpu_seconds(event["pid"])):
+            wall_s, cpu_s = time.time() - event["time"], cpu_seconds(event["pid"])
+            waits = waiting(event, wall_s, cpu_s) and self.children.at_work(event["pid"])
+            if not waits and overdue(event, wall_s, cpu_s):
                 self.hang(case_id, event)
 
     def hang(self, case_id: str, event: Mapping[str, Any]) -> None:
@@ -310,6 +311,18 @@ def overdue(event: Mapping[str, Any], wall_s: float, cpu_s: float | None) -> boo
         return wall_s > limit
     given = cpu_s - float(event["cpu_s"])
     return wall_s > limit and (given > limit or given < IDLE_SHARE * wall_s or wall_s > PATIENCE * limit)
+
+
+def waiting(event: Mapping[str, Any], wall_s: float, cpu_s: float | None) -> bool:
+    """Whether a case is late only because its process waits, be it for a compiler that it has started.
+
+    Args:
+        event, wall_s, cpu_s: as for `overdue`.
+    """
+    limit = float(event["limit_s"])
+    if cpu_s is None or not limit < wall_s <= PATIENCE * limit:
+        return False
+    return cpu_s - float(event["cpu_s"]) <= limit
 
 
 def cpu_seconds(pid: int) -> float | None:
