@@ -160,10 +160,10 @@ def fresh(problem: Problem) -> Problem:
 
 
 def _copied(x: Tensor) -> Tensor:
-    """The same values with the same strides in other memory; what is expanded stays so."""
-    once = x[tuple(slice(0, 1 if step == 0 else None) for step in x.stride())]
-    copy = torch.empty_strided(once.shape, once.stride(), dtype=x.dtype, device=x.device)
-    return copy.copy_(once).expand(x.shape)
+    """The same values with the same strides in other memory; what is expanded stays so, and what lies between
+    the values of a view is copied, so that whoever reads it finds the same in every run."""
+    span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride())
 
 
 def evidence_for(

@@ -159,6 +159,24 @@ def test_a_copy_for_a_subject_shares_nothing_and_keeps_strides() -> None:
     assert copy.do.stride() == problem.do.stride()
 
 
+def test_a_copy_for_a_subject_holds_what_lies_between_the_values_of_a_view() -> None:
+    problem = build_problem({"strides": "views", "heads": "16x16"}, "random", 0)
+    copy = fresh(problem)
+    assert not problem.g.is_contiguous()
+    heads = problem.g.shape[-1]
+    assert torch.equal(_between(copy.g), _between(problem.g))
+    assert _between(copy.g).numel() == (problem.g.shape[0] * problem.g.shape[1] - 1) * 2 * heads
+    empty = fresh(problem.with_(g=problem.g[:, :0])).g
+    assert (empty.shape, empty.stride()) == (problem.g[:, :0].shape, problem.g.stride())
+
+
+def _between(view: torch.Tensor) -> torch.Tensor:
+    """What lies between the rows `[..., HV]` of a view, up to its last row."""
+    heads, step = view.shape[-1], view.stride(-2)
+    rows = view.numel() // heads - 1
+    return view.as_strided((rows, step), (step, 1))[:, heads:].flatten()
+
+
 def test_a_tile_far_below_its_noise_is_judged_on_the_scale_that_it_has() -> None:
     levels = {
         "dtype": "fp16",
