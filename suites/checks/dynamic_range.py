@@ -129,6 +129,12 @@ def _huge_state(problem: Problem) -> Problem:
     return problem.with_(q=q, k=k, initial_state=problem.initial_state * 2.0**100)
 
 
+def _large_query(problem: Problem) -> Problem:
+    """Queries 64 times as long, and a scale that takes it back: powers of two leave every product alone."""
+    scale = problem.k.shape[-1] ** -0.5 if problem.scale is None else problem.scale
+    return problem.with_(q=problem.q * 64.0, scale=scale / 64.0)
+
+
 _NARROW = ("state_copy_fp16",)
 _ONE = {"packing": "single", "length": "63", "sites": "state", "grouping": "hv2"}
 _TWO = {"packing": "batch", "length": "65", "sites": "none", "grouping": "hv2"}
@@ -163,6 +169,7 @@ EXTREMES: Mapping[str, Extreme] = MappingProxyType(
         "mixed_gates": Extreme(
             _TWO | {"gates": "mixed"}, lambda p: p, "decays lie between nothing and everything", wide=False
         ),
+        "large_query": Extreme(_TWO, _large_query, "queries are taken to be short", wide=False),
     }
 )
 """Name -> extreme."""

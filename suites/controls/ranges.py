@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from suites.controls.control import Control
-from suites.subjects.eager import EagerGDN, Notes
+from suites.subjects.eager import Call, EagerGDN, Notes
 
 Tensor = torch.Tensor
 
@@ -75,6 +75,11 @@ def _bf16_state(self: EagerGDN, state: Tensor, vn: Tensor, c: int, n: Notes) -> 
 
 def _dg_in_bf16(self: EagerGDN, dcum: Tensor, n: Notes) -> Tensor:
     return EagerGDN.uncumulate(self, dcum.bfloat16().to(dcum.dtype), n)
+
+
+def _query_clamped(self: EagerGDN, call: Call) -> None:
+    call.q = call.q.clamp(-4.0, 4.0)
+    EagerGDN.prepare(self, call)
 
 
 def _root_of_epsilon(self: EagerGDN, x: Tensor) -> Tensor:
@@ -298,6 +303,14 @@ RANGES = (
         "the exponential is one of base two, and the constant of the base has five digits",
         {"decay": _short_constant},
         looks=("decay",),
+    ),
+    Control(
+        "query_clamped",
+        "range",
+        "a clamp that normalised queries never meet",
+        {"prepare": _query_clamped},
+        tier="whole",
+        looks=("large_query",),
     ),
 )
 """Gates, large and small numbers, activations bring them out."""
