@@ -154,14 +154,14 @@ class Worker:
 
         stopped = self.stopped(planned.case.subject)
         if stopped:
-            return self._recorded(blank(planned, Verdict.NOT_RUN, stopped, worker=self.name))
+            return self._recorded(blank(planned, Verdict.NOT_RUN, stopped))  # by no worker
+        if not self._described:  # also where a worker runs nothing but planted faults, or has another's GPU
+            self._log_environment()
+            self._described = True
         try:
             own = self.gpu
         except RuntimeError as error:
             return self._recorded(blank(planned, Verdict.ERROR, str(error), worker=self.name))
-        if not self._described:  # also where a worker runs nothing but planted faults
-            self._log_environment()
-            self._described = True
         subject = self._subject(plan, planned)
         self._note_start(planned, planned.time_limit_s)
         try:

@@ -92,6 +92,18 @@ def test_every_subject_gets_what_it_deserves(finished: tuple[Path, int, dict[str
     }
 
 
+def test_cases_that_are_given_up_name_no_worker_and_workers_their_machine(
+    finished: tuple[Path, int, dict[str, Any]],
+) -> None:
+    body = finished[2]["body"]
+    given_up = [c for c in body["cases"] if c["verdict"] == "not_run"]
+    assert given_up
+    assert not [c["case_id"] for c in given_up if c.get("worker")]
+    assert {c["worker"] for c in body["cases"] if c.get("worker")} <= {
+        e["worker"] for e in body["environments"]
+    }
+
+
 def test_run_with_failures_is_not_qualified(finished: tuple[Path, int, dict[str, Any]]) -> None:
     _, code, receipt = finished
     reasons = "\n".join(receipt["body"]["header"]["reasons"])
