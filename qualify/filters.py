@@ -32,7 +32,8 @@ OUTLIER = 8.0
 """An element counts at most as if its wrong answer were this many sigma away: no single element decides."""
 
 LARGEST_SHARE = 1.0 / 16.0
-"""No chunk of a head of a tensor has more than this share of the information, if others have any."""
+"""No chunk of a head has more than this share of the information, if others have any; in all tensors together,
+since one code that flips shows in all of them."""
 
 CLIP = 2.0
 """The projection of one chunk counts at most this much."""
@@ -112,7 +113,7 @@ def _combined(
     power = torch.cat([powers[t].flatten() for t in weights])
     heavy = power > 0
     products, power = products[heavy], power[heavy]
-    share = power.clamp_max(float(power.sum()) * LARGEST_SHARE)
+    share = power.clamp_max(float(power.sum()) * LARGEST_SHARE / len(weights))
     projections = (products / power).clamp(-CLIP, CLIP)
     return float((projections * share).sum() / share.sum())
 

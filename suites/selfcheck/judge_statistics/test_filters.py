@@ -79,6 +79,28 @@ def test_one_wild_chunk_of_one_head_does_not_decide() -> None:
     assert abs(projection.of({"o": error})) < 0.3
 
 
+def test_one_chunk_of_one_head_decides_no_more_where_several_tensors_show_it() -> None:
+    expected, wrong, noise = setting(0.5)
+    departure = wrong["o"] - expected["o"]
+    departure[:, :64, 1] *= 10.0  # most of the information
+    flipped = torch.zeros_like(departure)
+    flipped[:, :64, 1] = departure[:, :64, 1]
+
+    def share(*names: str) -> float:
+        found = project(
+            "fault",
+            dict.fromkeys(names, expected["o"]),
+            dict.fromkeys(names, expected["o"] + departure),
+            dict.fromkeys(names, noise["o"]),
+            dict.fromkeys(names, LAYOUT["o"]),
+            [dict.fromkeys(names, departure)],
+        )
+        assert found is not None
+        return found.of(dict.fromkeys(names, flipped))
+
+    assert share("o", "dq", "dv", "dbeta") == pytest.approx(share("o"), abs=0.01)
+
+
 def test_an_unrelated_error_is_not_taken_for_a_named_one() -> None:
     projection, _, _, noise = filter_of(1.0)
     unrelated = 30.0 * noisy_error(77)
