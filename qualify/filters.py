@@ -32,8 +32,8 @@ OUTLIER = 8.0
 """An element counts at most as if its wrong answer were this many sigma away: no single element decides."""
 
 LARGEST_SHARE = 1.0 / 16.0
-"""No chunk of a head has more than this share of the information, if others have any; in all tensors together,
-since one code that flips shows in all of them."""
+"""No chunk of a head has more than this share of the information, if others have any; in all tensors
+together, since one code that flips shows in all of them."""
 
 CLIP = 2.0
 """The projection of one chunk counts at most this much."""
