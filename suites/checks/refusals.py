@@ -46,6 +46,28 @@ def _state(make: Callable[[torch.Tensor], torch.Tensor]) -> Change:
     return change
 
 
+def _cast(dtype: torch.dtype, *names: str) -> Change:
+    return lambda problem: problem.with_(**{name: getattr(problem, name).to(dtype) for name in names})
+
+
+def _of_another_carrier(name: str) -> Change:
+    def change(problem: Problem) -> Problem:
+        other = torch.bfloat16 if problem.k.dtype == torch.float32 else torch.float32
+        return _cast(other, name)(problem)
+
+    return change
+
+
+def _gate_of_one_head(name: str) -> Change:
+    def change(problem: Problem) -> Problem:
+        heads = problem.v.shape[2]
+        gate = {n: problem.g.new_full((heads,), 0.5) for n in ("A_log", "dt_bias")}
+        gate[name] = gate[name][:1]
+        return problem.with_(use_gate_in_kernel=True, **gate)
+
+    return change
+
+
 def _batch_of_two(problem: Problem) -> Problem:
     twice = {
         n: getattr(problem, n).repeat(2, *[1] * (getattr(problem, n).dim() - 1))
@@ -82,6 +104,19 @@ REFUSED: Mapping[str, tuple[Change, str]] = MappingProxyType(
         "v_of_fewer_tokens": (lambda p: p.with_(v=p.v[:, :-3].contiguous()), "v of another T"),
         "g_of_fewer_heads": (lambda p: p.with_(g=p.g[..., :-1].contiguous()), "g of another HV"),
         "beta_of_fewer_tokens": (lambda p: p.with_(beta=p.beta[:, :-3].contiguous()), "beta of another T"),
+        "beta_of_one_head": (lambda p: p.with_(beta=p.beta[..., :1].contiguous()), "beta of another HV"),
+        "g_of_every_channel": (
+            lambda p: p.with_(g=p.g[..., None].repeat(1, 1, 1, p.k.shape[3])),
+            "a decay for each key channel, which is another op's",
+        ),
+        "q_of_another_carrier": (_of_another_carrier("q"), "q, k and v that do not share a dtype"),
+        "v_of_another_carrier": (_of_another_carrier("v"), "q, k and v that do not share a dtype"),
+        "tokens_in_integers": (_cast(torch.int32, "q", "k", "v"), "q, k and v that are not floating point"),
+        "g_in_integers": (_cast(torch.int32, "g"), "g that is not floating point"),
+        "beta_in_integers": (_cast(torch.int32, "beta"), "beta that is not floating point"),
+        "initial_state_in_integers": (_cast(torch.int32, "initial_state"), "a state that is not fp32"),
+        "a_log_of_one_head": (_gate_of_one_head("A_log"), "A_log of another HV"),
+        "dt_bias_of_one_head": (_gate_of_one_head("dt_bias"), "dt_bias of another HV"),
         "heads_do_not_divide": (
             lambda p: p.with_(
                 v=p.v[:, :, :3].contiguous(),

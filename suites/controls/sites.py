@@ -129,6 +129,12 @@ def _any_tile(self: EagerGDN, call: Call) -> None:
     call.state_block_v = asked
 
 
+def _any_dtype(self: EagerGDN, call: Call) -> None:
+    call.q, call.v = call.q.to(call.k.dtype), call.v.to(call.k.dtype)
+    call.g, call.beta = call.g.float(), call.beta.float()
+    EagerGDN.refuse(self, call)
+
+
 def _remembered_amax(self: EagerQDQ, x: Tensor, dim: tuple[int, ...]) -> Tensor:
     amax = EagerQDQ.amax(self, x, dim)
     history: dict[object, Tensor] = self.__dict__.setdefault("history", {})
@@ -214,6 +220,13 @@ SITES = (
         "configuration",
         "a tile that is not supported runs all the same",
         {"refuse": _any_tile},
+        looks=("refusals",),
+    ),
+    Control(
+        "dtypes_unchecked",
+        "configuration",
+        "what comes in another dtype, integers among them, is cast and runs all the same",
+        {"refuse": _any_dtype},
         looks=("refusals",),
     ),
     Control(

@@ -259,6 +259,15 @@ def test_a_call_outside_the_contract_that_goes_through_fails() -> None:
     ]
 
 
+def test_a_dtype_outside_the_contract_that_is_cast_fails() -> None:
+    assert asked(refusals.run_op, CONTROLS["dtypes_unchecked"].subject()) == [
+        "refused.q_of_another_carrier",
+        "refused.v_of_another_carrier",
+        "refused.g_in_integers",
+        "refused.beta_in_integers",
+    ]
+
+
 def test_stages_that_are_another_computation_fail() -> None:
     def shown(*tensors: Tensor, **options: Any) -> dict[str, Tensor]:
         found = EAGER.stages(*tensors, **options)
