@@ -79,6 +79,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "probe_write": Look("probe.write", {"block_v": "16"}),
         "decay": Look("probe.decay", {"packing": "batch"}),
         "decay_carrier": Look("probe.decay", {"packing": "batch", "scalars": "carrier"}),
+        "gate_carrier": Look("probe.gate", {"scalars": "carrier", "packing": "batch"}),
         "exact": Look("op.exact", {"sites": "both", "grouping": "hv2", "length": "129"}),
         "exact_docs": Look("op.exact", {"sites": "both", "packing": "docs", "grouping": "hv2"}),
         "exact_empty": Look("op.exact", {"sites": "both", "packing": "empty_middle", "layout": "vk"}),

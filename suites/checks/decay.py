@@ -2,7 +2,8 @@
 
 Where no token writes (beta = 0), the final state is the initial one times the exponential of the sum of all
 gates, and the initial state's gradient is the final one's times the same. No matmul operand takes part in
-that, so the noise of a 16-bit carrier hides nothing: a gate that was narrowed shows, or a running sum.
+that, so the noise of a 16-bit carrier hides nothing: a gate that was narrowed shows, or a running sum, and so
+does a gate that the op itself makes of a raw one in less than fp32.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from qualify.subjects import Subject
 from references.wrong_answers import WRONG_ANSWERS
 from suites.checks.evidence import WrongResultError, device_of, outcome_of, output_of
 from suites.checks.rows import DTYPES, OP, profiles
-from suites.oracle import expected
+from suites.oracle import activated, expected, softplus
 
 Tensor = torch.Tensor
 
@@ -33,6 +34,13 @@ PER_EXPONENTIAL = 3.0
 
 BASE_ROUNDINGS = 3.0
 """Roundings of a gate where the exponential has another base: of the constant, product and argument."""
+
+PER_ACTIVATION = 8.0
+"""Roundings of a gate that is made of a raw one, as parts of 1: a logarithm takes its argument rounded beside
+1, and the logarithm of a GPU is off by as much as 2^-22 there."""
+
+WIDER = 4.0
+"""Raw gates are this many times wider than elsewhere, so that both tails of a softplus count."""
 
 DEPARTURES = ("gate_bf16", "gate_base_two", "gate_exclusive", "first_gate_head", "no_update_decay")
 """Wrong answers about the decay, as far as it can show here."""
@@ -57,8 +65,9 @@ def run(case: Case, subject: Subject) -> CheckOutput:
 
 
 def silent(problem: Problem) -> Problem:
-    """A problem in which no token writes and the output has no gradient."""
-    return problem.with_(beta=torch.zeros_like(problem.beta), do=None)
+    """A problem in which no token writes and the output has no gradient; raw gates are wide."""
+    g = WIDER * problem.g if problem.use_gate_in_kernel else problem.g
+    return problem.with_(g=g, beta=torch.zeros_like(problem.beta), do=None)
 
 
 def judge(problem: Problem, outcome: Outcome) -> list[Comparison]:
@@ -70,7 +79,9 @@ def judge(problem: Problem, outcome: Outcome) -> list[Comparison]:
     """
     exact = expected(problem)
     wrong = {name: expected(problem, semantics=WRONG_ANSWERS[name].semantics) for name in DEPARTURES}
-    return [_judged(problem, name, exact, outcome[name], wrong) for name in JUDGED]
+    leaves = {name: leaf.detach().double() for name, leaf in problem.leaves().items()}
+    bound = relative_bound(activated(problem, leaves)[2]) + gate_bound(problem)
+    return [_judged(name, bound, exact, outcome[name], wrong) for name in JUDGED]
 
 
 def relative_bound(g: Tensor) -> Tensor:
@@ -88,8 +99,24 @@ def relative_bound(g: Tensor) -> Tensor:
     return UNIT * (BASE_ROUNDINGS * total + chunks.clamp_min(PER_EXPONENTIAL * tokens))
 
 
+def gate_bound(problem: Problem) -> Tensor:
+    """Largest error of the sum of gates that fp32 makes of raw ones, `[B, HV]`; zero where gates are given.
+
+    `exp(A_log) * softplus(g + dt_bias)` rounds the sum, the exponentials and their arguments in another base,
+    and the logarithm, which is off by parts of 1 where the softplus is small.
+    """
+    if not problem.use_gate_in_kernel:
+        return problem.g.new_zeros(problem.g.shape[0], problem.g.shape[2], dtype=torch.float64)
+    assert problem.A_log is not None
+    raw, log_size = problem.g.double(), problem.A_log.double()
+    raw = raw if problem.dt_bias is None else raw + problem.dt_bias.double()
+    relative = PER_EXPONENTIAL + BASE_ROUNDINGS * log_size.abs()
+    errors = PER_ACTIVATION + BASE_ROUNDINGS * raw.abs() + relative * softplus(raw)
+    return UNIT * log_size.exp() * errors.sum(1)
+
+
 def _judged(
-    problem: Problem, name: str, exact: Outcome, actual: Tensor | None, wrong: dict[str, Outcome]
+    name: str, bound: Tensor, exact: Outcome, actual: Tensor | None, wrong: dict[str, Outcome]
 ) -> Comparison:
     target = exact[name]
     assert target is not None
@@ -98,12 +125,12 @@ def _judged(
     if unlike is not None:
         return unlike
     assert actual is not None
-    bound = relative_bound(problem.g)[..., None, None] * target.abs() + 2.0**-126
-    shares = (actual.double() - target).abs() / bound
+    allowed = bound[..., None, None] * target.abs() + 2.0**-126
+    shares = (actual.double() - target).abs() / allowed
     shares = torch.where(shares.isnan(), torch.full_like(shares, torch.inf), shares)
     place = tuple(int(i) for i in torch.unravel_index(shares.flatten().argmax().cpu(), shares.shape))
     distances = {
-        other: float(((x - target).abs() / bound).max()) / CLEAR
+        other: float(((x - target).abs() / allowed).max()) / CLEAR
         for other, found in wrong.items()
         if (x := found[name]) is not None
     }
@@ -147,5 +174,23 @@ ROWS = (
         profiles=profiles(
             "each", "pairs", quick={"dtype": ("bf16",), "gates": ("ordinary",), "length": ("65",)}
         ),
+    ),
+    CheckRow(
+        "probe.gate",
+        "suites.checks.decay:run",
+        "a gate that the op makes of a raw one is made in fp32, whatever the dtype of the raw one",
+        needs=OP,
+        axes={
+            "dtype": DTYPES,
+            "fused": ("gate", "bare_gate"),
+            "scalars": ("carrier", "fp32"),
+            "packing": ("batch",),
+            "sites": ("none",),
+            "length": ("65",),
+            "heads": ("16x16",),
+            "grouping": ("hv2",),
+        },
+        regimes=("random",),
+        profiles=profiles("pairs", "pairs", quick={"dtype": ("bf16",)}),
     ),
 )

@@ -106,6 +106,10 @@ def _gate_detached(self: EagerGDN, g: Tensor, A_log: Tensor, dt_bias: Tensor | N
     return EagerGDN.gate(self, g, A_log.detach(), dt_bias)
 
 
+def _bias_in_dtype_of_gate(self: EagerGDN, g: Tensor, A_log: Tensor, dt_bias: Tensor | None) -> Tensor:
+    return EagerGDN.gate(self, g if dt_bias is None else g + dt_bias.to(g.dtype), A_log, None)
+
+
 def _short_constant(self: EagerGDN, G: Tensor) -> Tensor:
     return torch.exp2(G * 1.4427)
 
@@ -303,6 +307,14 @@ RANGES = (
         "the exponential is one of base two, and the constant of the base has five digits",
         {"decay": _short_constant},
         looks=("decay",),
+    ),
+    Control(
+        "bias_added_in_dtype_of_gate",
+        "range",
+        "the gate's bias is cast to the dtype of a raw gate, and the sum is rounded to it",
+        {"gate": _bias_in_dtype_of_gate},
+        looks=("gate_carrier",),
+        unseen={"fp32": "the carrier is fp32 as well"},
     ),
     Control(
         "query_clamped",

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 
-from suites.checks.decay import relative_bound
+from qualify.regimes import build_problem
+from qualify.subjects import subject_from_module
+from suites.checks.decay import judge, relative_bound, silent
+from suites.checks.evidence import outcome_of
+from suites.subjects.eager import EagerGDN
 
 Tensor = torch.Tensor
 
@@ -55,3 +62,40 @@ def test_a_base_of_five_digits_and_a_gate_of_eight_bits_are_outside() -> None:
     exact, bound = g.double().sum(1).exp(), relative_bound(g)
     assert bool(((short_constant(g).double() / exact - 1).abs() > bound).all())
     assert bool(((by_chunk(g.bfloat16().float()).double() / exact - 1).abs() > bound).any())
+
+
+LEVELS = {"packing": "batch", "sites": "none", "length": "65", "heads": "16x16", "grouping": "hv2"}
+
+
+class BinaryGate(EagerGDN):
+    """A gate whose logarithm is a binary one, off by as much as a GPU's, and linear from 20 on."""
+
+    def gate(self, g: Tensor, A_log: Tensor, dt_bias: Tensor | None) -> Tensor:
+        raw = g.float() if dt_bias is None else g.float() + dt_bias
+        log = (torch.log2(1 + torch.exp2(raw * 1.442695)) + 2.0**-22) * 0.6931472
+        return -torch.exp2(A_log * 1.442695) * torch.where(raw < 20, log, raw)
+
+
+class LinearFromEight(EagerGDN):
+    """A gate whose softplus is linear from 8 on."""
+
+    def gate(self, g: Tensor, A_log: Tensor, dt_bias: Tensor | None) -> Tensor:
+        raw = g.float() if dt_bias is None else g.float() + dt_bias
+        return -A_log.exp() * F.softplus(raw, threshold=8.0)
+
+
+def shares(op: Any, **levels: str) -> list[float]:
+    """The shares of their bounds that the states of a subject take."""
+    problem = silent(build_problem(LEVELS | levels, "random", 0, "cpu"))
+    return [float(c.error or 0) for c in judge(problem, outcome_of(subject_from_module(op, "op"), problem))]
+
+
+@pytest.mark.parametrize("fused", ["gate", "bare_gate"])
+@pytest.mark.parametrize("scalars", ["fp32", "carrier"])
+def test_a_gate_made_in_fp32_is_far_within_the_bound(fused: str, scalars: str) -> None:
+    for op in (EagerGDN(), BinaryGate()):
+        assert max(shares(op, dtype="bf16", fused=fused, scalars=scalars)) < 0.5
+
+
+def test_a_softplus_that_turns_linear_too_early_is_outside() -> None:
+    assert min(shares(LinearFromEight(), dtype="bf16", fused="gate", scalars="fp32")) > 1.0
