@@ -114,6 +114,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "batch5": Look("op.absent", _MANY | {"packing": "batch5"}),
         "one_head": Look("op.heads", _FEW_HEADS | {"grouping": "h1"}),
         "three_heads": Look("op.heads", _FEW_HEADS | {"grouping": "h3"}),
+        "sizes": Look("op.sizes", {"packing": "single"}),
         "small": Look("op.whole", _FUSED | {"fused": "norm"}, "small"),
         "repeated": Look("op.whole", _PACKED | {"heads": "16x16", "packing": "single"}, "repeated"),
         "chunk": Look("op.chunk", {"packing": "docs", "length": "17", "heads": "32x48", "block_v": "16"}),

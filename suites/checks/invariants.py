@@ -46,8 +46,10 @@ def run_repeat(case: Case, subject: Subject) -> CheckOutput:
     if checkpointing:
         third = run_op(_recomputed(_op(subject)), fresh(problem))
         comparisons += _equal(first, third, "recomputed", Verdict.FAILED_NONDETERMINISTIC)
-    comparisons += _equal(_without_gradient(subject, problem), first, "no_grad", Verdict.FAILED_NUMERIC)
-    return output_of([*comparisons, *_untouched(problem, again)], problem)
+    alone = fresh(problem)
+    comparisons += _equal(_without_gradient(subject, alone), first, "no_grad", Verdict.FAILED_NUMERIC)
+    comparisons += [*_untouched(problem, again, "input"), *_untouched(problem, alone, "no_grad_input")]
+    return output_of(comparisons, problem)
 
 
 def run_borders(case: Case, subject: Subject) -> CheckOutput:
@@ -178,9 +180,12 @@ def _call(op: Op, problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def _without_gradient(subject: Subject, problem: Problem) -> Outcome:
-    """The outputs of a forward that records nothing, as the first pass of a checkpoint may be."""
+    """The outputs of a forward that records nothing, as the first pass of a checkpoint may be.
+
+    The problem's own tensors are handed over, so that what the call writes into them shows.
+    """
     with torch.no_grad():
-        o, final_state = _call(_op(subject), fresh(problem))
+        o, final_state = _call(_op(subject), problem)
     return Outcome({"o": o, "final_state": final_state})
 
 
@@ -194,10 +199,10 @@ def _equal(a: Outcome, b: Outcome, prefix: str, failure: Verdict) -> list[Compar
     ]
 
 
-def _untouched(before: Problem, after: Problem) -> list[Comparison]:
+def _untouched(before: Problem, after: Problem, prefix: str) -> list[Comparison]:
     """Every tensor that was handed over still holds its bits: inputs, boundaries and incoming gradients."""
     return [
-        compare_exact(f"input.{name}", x, getattr(after, name), derivation="inputs are not written")
+        compare_exact(f"{prefix}.{name}", x, getattr(after, name), derivation="inputs are not written")
         for name, x in vars(before).items()
         if isinstance(x, Tensor) and x.numel()
     ]

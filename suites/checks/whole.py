@@ -213,4 +213,21 @@ ROWS = (
         ),
         profiles=profiles("each", "pairs", cpu_axes={"dtype": ("bf16",), "heads": ("16x16",)}),
     ),
+    CheckRow(
+        "op.sizes",
+        "suites.checks.whole:run",
+        "more keys than two tiles of 64 hold, and a sequence that ends in the second half of its only chunk",
+        needs=OP,
+        axes=levels("dtype", "format")
+        | {
+            "sites": ("both", "none"),
+            "packing": ("single", "batch"),
+            "grouping": ("hv1",),
+            "length": ("63",),
+            "heads": ("256x16",),
+            "block_v": ("16",),
+        },
+        regimes=("random",),
+        profiles=profiles("each", "pairs", cpu_axes={"dtype": ("fp32", "bf16")}),
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import torch
@@ -81,6 +82,18 @@ def _keys_beyond_tile(self: EagerGDN, n: Notes) -> Tensor:
     return (n.beta[..., None] * n.kk * n.gam).tril(-1)
 
 
+def _keys_beyond_128(self: EagerGDN, n: Notes) -> None:
+    before = n.dk
+    EagerGDN.through_attention(self, n)
+    n.dk[..., 128:] = before[..., 128:]
+
+
+def _half_chunks(self: EagerGDN, spans: list[tuple[int, int]], device: torch.device) -> Place:
+    short = copy.copy(self)
+    short.chunk_size = 32 if max((b - a for a, b in spans), default=0) < self.chunk_size else self.chunk_size
+    return EagerGDN.place(short, spans, device)
+
+
 def _wide_keys(self: EagerGDN, n: Notes) -> None:
     EagerGDN.through_attention(self, n)
     if n.K < 64 or n.at.C < 32:
@@ -153,6 +166,14 @@ def _fast_mode(self: EagerGDN, call: Call) -> None:
     torch.backends.cuda.matmul.allow_tf32 = not torch.backends.cuda.matmul.allow_tf32
 
 
+def _advances_given_state(self: EagerGDN, state: Tensor, n: Notes) -> None:
+    EagerGDN.scan(self, state, n)
+    given = n.options.h0
+    if given is not None and not given.requires_grad:
+        final = n.final.reshape(n.at.N, n.HV, n.K, n.V)
+        given.copy_(final.mT if n.options.state_v_first else final)
+
+
 def _boundaries_consumed(self: EagerGDN, cu_seqlens: Tensor | None, B: int, T: int) -> list[tuple[int, int]]:
     spans = EagerGDN.boundaries(self, cu_seqlens, B, T)
     if cu_seqlens is not None:
@@ -223,6 +244,13 @@ MEMORY = (
         "memory",
         "the backward uses the incoming gradient as its workspace",
         {"backward": _writes_do},
+        looks=("repeat",),
+    ),
+    Control(
+        "state_overwritten_without_gradient",
+        "memory",
+        "a forward that records nothing advances the given state in place, as a decoder does",
+        {"scan": _advances_given_state},
         looks=("repeat",),
     ),
     Control(
@@ -317,6 +345,23 @@ MEMORY = (
         {"interaction": _keys_beyond_tile},
         tier="whole",
         looks=("odd",),
+    ),
+    Control(
+        "third_tile_of_keys_dropped",
+        "memory",
+        "a kernel of the backward has two tiles of 64 keys, and what the readout gives to a third is lost",
+        {"through_attention": _keys_beyond_128},
+        tier="whole",
+        looks=("sizes",),
+    ),
+    Control(
+        "half_chunks_of_short_sequences",
+        "state",
+        "a launch for short sequences has chunks of 32, and the state is rounded between them",
+        {"place": _half_chunks},
+        tier="whole",
+        looks=("sizes",),
+        unseen={"bf16": "codes that flip with its noise are as many as one more rounding moves"},
     ),
     Control(
         "wide_keys_mistransposed",

@@ -259,6 +259,12 @@ def test_a_call_outside_the_contract_that_goes_through_fails() -> None:
     ]
 
 
+def test_a_given_state_that_is_written_where_nothing_records_fails() -> None:
+    run, levels = CHECKS["repeat"]
+    faulty = CONTROLS["state_overwritten_without_gradient"].subject()
+    assert asked(run, faulty, **levels) == ["no_grad_input.initial_state"]
+
+
 def test_a_dtype_outside_the_contract_that_is_cast_fails() -> None:
     assert asked(refusals.run_op, CONTROLS["dtypes_unchecked"].subject()) == [
         "refused.q_of_another_carrier",
