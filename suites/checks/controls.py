@@ -69,6 +69,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "qdq_int8": Look("qdq.state_bits", {"block_v": "32", "format": "int8"}),
         "qdq_by_default": Look("qdq.state_gradient", {"block_v": "64"}),
         "qdq_w": Look("qdq.w_bits"),
+        "qdq_many": Look("qdq.state_many"),
         "qdq_gradient": Look("qdq.state_gradient", {"block_v": "16"}),
         "qdq_w_gradient": Look("qdq.w_gradient"),
         "probe_state": Look("probe.state", {"block_v": "16"}),

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 
 from qualify.case import Case, CheckOutput
-from qualify.checks_table import CheckRow
+from qualify.checks_table import CheckRow, Options
 from qualify.compare import compare_exact, holds, mismatch
 from qualify.problem import CARRIERS
 from qualify.records import Comparison, Verdict
@@ -19,13 +19,16 @@ from references.qdq import qdq_state, qdq_w
 from suites.checks.defaults import optional
 from suites.checks.evidence import device_of
 from suites.checks.probes import PATTERNS
-from suites.checks.rows import DTYPES, levels, profiles
+from suites.checks.rows import DTYPES, GPU, levels, profiles
 
 Tensor = torch.Tensor
 Function = Callable[[Tensor], Tensor]
 
 SHAPES = ((1, 48), (3, 40), (13, 16), (64, 130), (100, 33), (256, 16))
 """K x V: one row, no powers of two, partial tiles, the largest K."""
+
+MANY_ROWS = 65_540
+"""Rows of W in one call: more than the blocks that a grid has on its second axis."""
 
 INCOMING = (1.1, 3e-4, -1000.0, 2.0**-14, 448.0, 449.0, -0.0, 7.3)
 """Incoming gradients that a cast to the format, a clamp or a scale would change."""
@@ -39,7 +42,7 @@ def run_state_bits(case: Case, subject: Subject) -> CheckOutput:
         subject: what is judged.
     """
     own, reference = _state_functions(case, subject)
-    return CheckOutput(tuple(_bits(case, own, reference, _state_inputs(case))))
+    return CheckOutput(tuple(_bits(own, reference, _state_inputs(case))))
 
 
 def run_w_bits(case: Case, subject: Subject) -> CheckOutput:
@@ -50,7 +53,7 @@ def run_w_bits(case: Case, subject: Subject) -> CheckOutput:
         subject: what is judged.
     """
     own, reference = _w_functions(subject)
-    return CheckOutput(tuple(_bits(case, own, reference, _w_inputs(case))))
+    return CheckOutput(tuple(_bits(own, reference, _w_inputs(case))))
 
 
 def run_state_gradient(case: Case, subject: Subject) -> CheckOutput:
@@ -67,6 +70,18 @@ def run_state_gradient(case: Case, subject: Subject) -> CheckOutput:
     return CheckOutput((*_gradients(own, x), *_invariants(own, reference, x, subject), *plain))
 
 
+def run_state_many(case: Case, subject: Subject) -> CheckOutput:
+    """Judges the values of `qdq_state` where one call holds very many states.
+
+    Args:
+        case: levels of dtype and blocks, the number of states.
+        subject: what is judged.
+    """
+    own, reference = _state_functions(case, subject)
+    like = torch.empty(0, dtype=CARRIERS[case.levels["dtype"]], device=device_of(case))
+    return CheckOutput((_many(own, reference, like, (int(case.levels["blocks"]), 2, 3)),))
+
+
 def run_w_gradient(case: Case, subject: Subject) -> CheckOutput:
     """Judges the gradient of `qdq_w` and what must not depend on the call.
 
@@ -77,7 +92,8 @@ def run_w_gradient(case: Case, subject: Subject) -> CheckOutput:
     own, reference = _w_functions(subject)
     x = _ordinary(case, 7, 48)
     plain = _by_default(subject.qdq_w, qdq_w, x)
-    return CheckOutput((*_gradients(own, x), *_invariants(own, reference, x, subject), *plain))
+    many = _many(own, reference, x, (MANY_ROWS, 3))
+    return CheckOutput((*_gradients(own, x), *_invariants(own, reference, x, subject), *plain, many))
 
 
 def _state_functions(case: Case, subject: Subject) -> tuple[Function, Function]:
@@ -109,7 +125,10 @@ def _state_inputs(case: Case) -> Mapping[str, list[Tensor]]:
         torch.stack([PATTERNS["near_ties"](numbers, 16, 24, block, fmt) for _ in range(4)]).view(2, 2, 16, 24)
     ]
     found["edges"] = [_edges(numbers, 8, 2 * block + 5, carrier)]
-    found["poison"] = [_poisoned(x, block) for x in (numbers.bell(8, 3 * block), numbers.bell(5, block + 3))]
+    found["poison"] = [
+        *(_poisoned(x, block) for x in (numbers.bell(8, 3 * block), numbers.bell(5, block + 3))),
+        *(_poisoned_end(numbers.bell(5, 2 * block + 3), number) for number in (torch.nan, torch.inf)),
+    ]
     if carrier is not torch.float32:
         found["all_codes"] = [_all_codes(carrier, grid_named(fmt).largest, block)]
     return _in(found, carrier, device_of(case))
@@ -171,6 +190,13 @@ def _poisoned(x: Tensor, block: int) -> Tensor:
     return x
 
 
+def _poisoned_end(x: Tensor, number: float) -> Tensor:
+    """One number that is none in the last, partial group, the rest clean."""
+    x = x.clone()
+    x[1, -2] = number
+    return x
+
+
 def _all_codes(carrier: torch.dtype, largest: float, block: int) -> Tensor:
     """Every finite number of a 16-bit carrier up to the largest code, in tiles `[rows, block]` of scale 1."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(carrier)
@@ -188,25 +214,28 @@ def _all_codes(carrier: torch.dtype, largest: float, block: int) -> Tensor:
 # ---- judging ----
 
 
-def _bits(
-    case: Case, own: Function, reference: Function, inputs: Mapping[str, list[Tensor]]
-) -> list[Comparison]:
+def _bits(own: Function, reference: Function, inputs: Mapping[str, list[Tensor]]) -> list[Comparison]:
+    """Every input as it is, and the last of each name through a view: other strides may take other code."""
     comparisons = []
     for name, xs in inputs.items():
         for x in xs:
-            found = _called(name, own, x.clone())
-            if isinstance(found, Comparison):
-                comparisons.append(found)
-                break
-            comparison = compare_exact(
-                f"{name}[{'x'.join(map(str, x.shape))}]",
-                reference(x),
-                found,
-                nan_equal=True,
-                derivation="code * scale, every operation IEEE: one answer in bits",
-            )
-            comparisons.append(comparison)
+            shape = "x".join(map(str, x.shape))
+            target = reference(x)
+            views = {f"{name}[{shape}]": x.clone()}
+            if x is xs[-1] and name != "all_codes":
+                views[f"{name}[{shape}].transposed"] = x.mT.contiguous().mT
+            for shown, view in views.items():
+                comparisons.append(_one(shown, own, view, target))
     return comparisons
+
+
+def _one(name: str, own: Function, x: Tensor, target: Tensor) -> Comparison:
+    """One call, in bits."""
+    found = _called(name, own, x)
+    if isinstance(found, Comparison):
+        return found
+    derivation = "code * scale, every operation IEEE: one answer in bits"
+    return compare_exact(name, target, found, nan_equal=True, derivation=derivation)
 
 
 def _called(name: str, function: Function, x: Tensor) -> Tensor | Comparison:
@@ -254,6 +283,13 @@ def _by_default(function: Function | None, reference: Function, x: Tensor) -> li
         return []
     derivation = "an option that is left out takes the default that the interface names"
     return [compare_exact("by_default", reference(x), function(x), derivation=derivation)]
+
+
+def _many(own: Function, reference: Function, like: Tensor, shape: tuple[int, ...]) -> Comparison:
+    """Groups by the thousand in one call: the last ones are as the first."""
+    count = torch.Size(shape).numel()
+    x = ((torch.arange(count, device=like.device) * 37 % 1009) - 504.5).to(like.dtype).view(shape) / 64
+    return _one("many", own, x, reference(x))
 
 
 def _invariants(own: Function, reference: Function, x: Tensor, subject: Subject) -> list[Comparison]:
@@ -337,6 +373,21 @@ ROWS = (
         regimes=("grid",),
         must_run=_EACH_FORMAT,
         profiles=profiles("pairs", "all", quick={"dtype": ("bf16",), "format": ("e4m3",)}),
+    ),
+    CheckRow(
+        "qdq.state_many",
+        "suites.checks.qdq:run_state_many",
+        "a launch holds so many blocks on an axis, and what lies beyond is to be rounded all the same",
+        needs=("qdq_state",),
+        axes={
+            "dtype": DTYPES,
+            "format": ("e4m3", "int8"),
+            "block_v": ("16",),
+            "sites": ("state",),
+            "blocks": ("65537",),
+        },
+        regimes=("grid",),
+        profiles={"cpu": Options("each")} | {name: Options("pairs") for name in GPU},
     ),
     CheckRow(
         "qdq.w_gradient",

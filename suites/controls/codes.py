@@ -80,6 +80,28 @@ def _signed_amax(self: EagerQDQ, x: Tensor, dim: tuple[int, ...]) -> Tensor:
     return x.amax(dim, keepdim=True).abs()
 
 
+class _Floored(EagerQDQ):
+    scale_of = _floored_scale
+
+
+def _floored_through_strides(self: EagerQDQ, state: Tensor, block_v: int, fmt: str) -> Tensor:
+    path = EagerQDQ() if state.is_contiguous() else _Floored()
+    return path.state_values(state, block_v, fmt)
+
+
+def _partial_tile_laundered(self: EagerQDQ, state: Tensor, block_v: int, fmt: str) -> Tensor:
+    rounded = EagerQDQ.state_values(self, state, block_v, fmt)
+    whole = state.shape[-1] // block_v * block_v
+    return torch.cat([rounded[..., :whole], torch.nan_to_num(rounded[..., whole:])], -1)
+
+
+def _states_beyond_a_grid(self: EagerQDQ, state: Tensor, block_v: int, fmt: str) -> Tensor:
+    rounded = EagerQDQ.state_values(self, state, block_v, fmt)
+    if state.dim() == 3 and state.shape[0] > 1024:
+        rounded[1024:] = state[1024:]
+    return rounded
+
+
 CODES = (
     Control(
         "ties_away",
@@ -145,6 +167,14 @@ CODES = (
         looks=("qdq",),
     ),
     Control(
+        "floored_scale_through_strides",
+        "codes",
+        "the path for tensors that are not contiguous keeps scales above 1e-10",
+        rounding={"state_values": _floored_through_strides},
+        looks=("qdq",),
+        unseen={"fp16": "its smallest number over 448 is above 1e-10"},
+    ),
+    Control(
         "power_of_two_scale",
         "codes",
         "scales are rounded up to a power of two, as in block formats",
@@ -171,6 +201,20 @@ CODES = (
         "a saturating conversion makes numbers of NaN",
         rounding={"poison": _nan_laundered},
         looks=("qdq",),
+    ),
+    Control(
+        "nan_laundered_in_a_partial_tile",
+        "codes",
+        "what stores the columns behind the last whole tile makes numbers of NaN",
+        rounding={"state_values": _partial_tile_laundered},
+        looks=("qdq",),
+    ),
+    Control(
+        "states_beyond_a_grid",
+        "codes",
+        "a launch has a largest number of blocks, and what lies beyond is never rounded",
+        rounding={"state_values": _states_beyond_a_grid},
+        looks=("qdq_many",),
     ),
     Control(
         "nan_stays_local",

@@ -48,6 +48,7 @@ INTERPRETED: Mapping[str, Options] = {
     "op.named": Options("each", axes=_ONE_CARRIER),
     "op.whole": Options("each", axes={**_ONE_CARRIER, **_SMALL, **_PLAIN}, regimes=("random", "huge")),
     "op.refusals": Options("each", axes={"dtype": ("bf16",)}),
+    "qdq.state_many": LEFT_OUT,
 }
 """Check of the op -> what is left of it in `cpu` where kernels are interpreted: one carrier and format, small
 shapes. Every kernel runs, forward and backward; the GPU profiles ask for the rest, and the tests hold the QDQ
@@ -97,9 +98,9 @@ def trimmed(row: CheckRow) -> CheckRow:
 
 
 def _left(row: CheckRow, profile: str, table: Mapping[str, Options]) -> Options | None:
-    """What is left of a row for interpreted subjects; rows that do not run the op are cheap, and whole."""
+    """What is left of a row for interpreted subjects; unless it is named, a row without the op is whole."""
     if not set(OP) & set(row.needs):
-        return None
+        return table.get(row.name)
     less, options = table.get(row.name, LEFT_OUT), row.profiles[profile]
     whole = {axis: options.axes.get(axis, levels) for axis, levels in row.axes.items()}
     kept = {a: tuple(x for x in whole[a] if x in levels) for a, levels in less.axes.items() if a in whole}

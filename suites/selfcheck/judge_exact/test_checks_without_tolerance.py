@@ -103,6 +103,30 @@ def test_a_gradient_that_is_lost_in_a_stack_alone_fails() -> None:
     assert asked(CHECKS["state_gradient"][0], with_rounding(gradient=lost)) == ["gradient.stack"]
 
 
+def test_rows_of_w_that_only_a_view_or_a_large_call_rounds_in_another_way_fail() -> None:
+    class Floored(EagerQDQ):
+        def scale_of(self, amax: Tensor, fmt: str) -> Tensor:
+            return super().scale_of(amax, fmt).clamp_min(1e-10)
+
+    def floored(self: EagerQDQ, w: Tensor, fmt: str) -> Tensor:
+        return (EagerQDQ() if w.is_contiguous() else Floored()).w_values(w, fmt)
+
+    def cut(self: EagerQDQ, w: Tensor, fmt: str) -> Tensor:
+        rounded = EagerQDQ.w_values(self, w, fmt)
+        return torch.cat([rounded[:65_535], w[65_535:]])
+
+    strided = asked(CHECKS["w_bits"][0], with_rounding(w_values=floored))
+    assert strided
+    assert all(name.endswith(".transposed") for name in strided)
+    assert asked(CHECKS["w_gradient"][0], with_rounding(w_values=cut)) == ["many"]
+
+
+def test_poison_that_is_laundered_in_a_partial_tile_fails() -> None:
+    found = asked(CHECKS["state_bits"][0], CONTROLS["nan_laundered_in_a_partial_tile"].subject())
+    assert found
+    assert all(name.startswith("poison") for name in found)
+
+
 def test_w_that_is_rounded_before_its_carrier_fails() -> None:
     run, levels = CHECKS["probe_w"]
     for name in ("w_rounded_before_its_carrier", "w_scale_before_its_carrier"):
