@@ -18,7 +18,15 @@ from qualify.records import Comparison, Verdict
 from qualify.regimes import build_problem
 from qualify.subjects import Subject
 from suites.checks.defaults import shortened
-from suites.checks.evidence import device_of, evidence_of, fresh, judge_tensor, outcome_of, output_of
+from suites.checks.evidence import (
+    Evidence,
+    device_of,
+    evidence_of,
+    fresh,
+    judge_tensor,
+    outcome_of,
+    output_of,
+)
 from suites.checks.rows import DTYPES, OP, levels, profiles
 
 Tensor = torch.Tensor
@@ -46,6 +54,8 @@ def run_repeat(case: Case, subject: Subject) -> CheckOutput:
     if checkpointing:
         third = run_op(_recomputed(_op(subject)), fresh(problem))
         comparisons += _equal(first, third, "recomputed", Verdict.FAILED_NONDETERMINISTIC)
+    else:
+        comparisons += _inference(subject, problem)
     alone = fresh(problem)
     comparisons += _equal(_without_gradient(subject, alone), first, "no_grad", Verdict.FAILED_NUMERIC)
     comparisons += [*_untouched(problem, again, "input"), *_untouched(problem, alone, "no_grad_input")]
@@ -113,7 +123,8 @@ def run_arguments(case: Case, subject: Subject) -> CheckOutput:
     for name in problem.leaves():
         found = judge_tensor(evidence, name, _only(op, fresh(problem), name))
         comparisons.append(replace(found, tensor=f"only.{name}"))
-    return output_of([*comparisons, *_by_default(subject, problem)], problem)
+    comparisons += [*_by_default(subject, problem), *_other_scales(subject, evidence)]
+    return output_of(comparisons, problem)
 
 
 # ---- running ----
@@ -187,6 +198,14 @@ def _without_gradient(subject: Subject, problem: Problem) -> Outcome:
     with torch.no_grad():
         o, final_state = _call(_op(subject), problem)
     return Outcome({"o": o, "final_state": final_state})
+
+
+def _inference(subject: Subject, problem: Problem) -> list[Comparison]:
+    """A call without gradient and without states, which may take a path of its own, gives no other bits."""
+    bare = problem.with_(initial_state=None, output_final_state=False, dht=None)
+    o, final_state = _call(_op(subject), fresh(bare))
+    recorded = Outcome({"o": o.detach(), "final_state": final_state})
+    return _equal(recorded, _without_gradient(subject, fresh(bare)), "inference", Verdict.FAILED_NUMERIC)
 
 
 def _equal(a: Outcome, b: Outcome, prefix: str, failure: Verdict) -> list[Comparison]:
@@ -332,13 +351,22 @@ def _poison_fills_its_tile(subject: Subject, problem: Problem) -> Iterator[Compa
     for name, value in (("nan", torch.nan), ("inf", torch.inf)):
         poisoned = fresh(problem.with_(do=None, dht=None))
         _key_first(poisoned, poisoned.initial_state)[-1, -1, 1, 1] = value
-        dirty = outcome_of(subject, poisoned)["final_state"]
+        outcome = outcome_of(subject, poisoned)
+        dirty = outcome["final_state"]
         yield _appears(
             f"state_{name}.fills_its_tile",
             dirty,
             lambda s: _key_first(problem, s)[-1, -1, :, : problem.state_block_v],
             everywhere=True,
         )
+        if _sequences(problem) - 1 in _filled(problem):
+            # a state that is rounded on entry is read with its whole tile full of NaN
+            yield _appears(
+                f"state_{name}.fills_its_tile_of_o",
+                outcome["o"],
+                lambda o: o[_span(problem, _sequences(problem) - 1)][..., -1, : problem.state_block_v],
+                everywhere=True,
+            )
         if subject.deterministic and clean is not None and dirty is not None:
             rest, other = (_key_first(problem, s).clone() for s in (clean, dirty))
             for state in (rest, other):
@@ -452,6 +480,35 @@ def _by_default(subject: Subject, problem: Problem) -> list[Comparison]:
         for name, x, y in zip(("o", "final_state"), (o, final_state), shorter, strict=True)
         if x is not None
     ]
+
+
+def _other_scales(subject: Subject, evidence: Evidence) -> Iterator[Comparison]:
+    """The other sign of scale and do turns the sign of o and nothing else; a scale of zero leaves o zero.
+
+    A subject may refuse such a scale; one that takes it must not take it for another.
+    """
+    problem = evidence.problem
+    scale = problem.k.shape[-1] ** -0.5 if problem.scale is None else problem.scale
+    do = None if problem.do is None else -problem.do
+    negative = _unless_refused(subject, problem.with_(scale=-scale, do=do))
+    if negative is not None:
+        for name in evidence.tensors():
+            found = negative[name]
+            turned = -found if name == "o" and isinstance(found, Tensor) else found
+            yield replace(judge_tensor(evidence, name, turned), tensor=f"scale_negative.{name}")
+    zero = _unless_refused(subject, problem.with_(scale=0.0))
+    if zero is not None:
+        for name in ("o", "dq"):
+            if isinstance(found := zero[name], Tensor):
+                left = int(found.count_nonzero())
+                yield holds(f"scale_zero.{name}", left, found.numel(), "a scale of zero is taken for another")
+
+
+def _unless_refused(subject: Subject, problem: Problem) -> Outcome | None:
+    try:
+        return run_op(_op(subject), fresh(problem))
+    except Exception:  # noqa: BLE001 - a foreign subject refuses with whatever it likes
+        return None
 
 
 def _only(op: Op, problem: Problem, wanted: str) -> Tensor | None:

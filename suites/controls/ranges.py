@@ -110,6 +110,11 @@ def _bias_in_dtype_of_gate(self: EagerGDN, g: Tensor, A_log: Tensor, dt_bias: Te
     return EagerGDN.gate(self, g if dt_bias is None else g + dt_bias.to(g.dtype), A_log, None)
 
 
+def _zero_scale_is_default(self: EagerGDN, call: Call) -> None:
+    call.scale = call.scale or call.k.shape[-1] ** -0.5
+    EagerGDN.prepare(self, call)
+
+
 def _short_constant(self: EagerGDN, G: Tensor) -> Tensor:
     return torch.exp2(G * 1.4427)
 
@@ -315,6 +320,13 @@ RANGES = (
         {"gate": _bias_in_dtype_of_gate},
         looks=("gate_carrier",),
         unseen={"fp32": "the carrier is fp32 as well"},
+    ),
+    Control(
+        "zero_scale_is_default",
+        "configuration",
+        "a scale of zero is taken for one that was left out",
+        {"prepare": _zero_scale_is_default},
+        looks=("arguments",),
     ),
     Control(
         "query_clamped",

@@ -14,7 +14,7 @@ from qualify.case import Case, CheckOutput
 from qualify.subjects import Subject, subject_from_module
 from suites.checks import calls, grid, invariants, probes, qdq, refusals, stages
 from suites.controls.table import CONTROLS
-from suites.subjects.eager import EAGER, EagerGDN, EagerQDQ
+from suites.subjects.eager import EAGER, EagerGDN, EagerQDQ, Notes
 
 Tensor = torch.Tensor
 Run = Callable[[Case, Subject], CheckOutput]
@@ -147,7 +147,9 @@ def test_a_laundered_nan_fails_both_at_the_function_and_in_the_op() -> None:
 def test_a_nan_that_leaves_the_rest_of_its_tile_alone_fails() -> None:
     faulty = CONTROLS["poison_stays_local"].subject()
     failing = asked(invariants.run_borders, faulty, packing="docs", length="65")
-    assert failing == ["state_nan.fills_its_tile", "state_inf.fills_its_tile"]
+    assert failing == [
+        f"state_{value}.fills_its_tile{where}" for value in ("nan", "inf") for where in ("", "_of_o")
+    ]
 
 
 def test_a_floor_under_the_scale_of_w_shows_in_the_op() -> None:
@@ -263,6 +265,42 @@ def test_a_rounding_left_out_in_one_late_chunk_shows_to_the_bit() -> None:
 def test_a_gradient_that_comes_with_another_only_fails() -> None:
     run, levels = CHECKS["arguments"]
     assert asked(run, CONTROLS["dk_only_beside_dq"].subject(), **levels) == ["only.dk"]
+
+
+def test_a_scale_of_zero_that_is_taken_for_the_default_fails() -> None:
+    run, levels = CHECKS["arguments"]
+    assert asked(run, CONTROLS["zero_scale_is_default"].subject(), **levels) == [
+        "scale_zero.o",
+        "scale_zero.dq",
+    ]
+
+
+def test_a_scale_without_its_sign_fails_and_one_that_is_refused_does_not() -> None:
+    def unsigned(*tensors: Any, **options: Any) -> Any:
+        scale = options["scale"]
+        options["scale"] = None if scale is None else abs(scale)
+        return EAGER.chunk_gated_delta_rule(*tensors, **options)
+
+    def positive(*tensors: Any, **options: Any) -> Any:
+        if options["scale"] is not None and options["scale"] <= 0:
+            raise ValueError("scale must be positive")
+        return EAGER.chunk_gated_delta_rule(*tensors, **options)
+
+    run, levels = CHECKS["arguments"]
+    assert "scale_negative.o" in asked(run, replace(SOUND, chunk_gated_delta_rule=unsigned), **levels)
+    assert asked(run, replace(SOUND, chunk_gated_delta_rule=positive), **levels) == []
+
+
+def test_a_nan_in_a_given_state_that_one_column_alone_reads_fails() -> None:
+    class OneColumn(EagerGDN):
+        def round_state(self, state: Tensor, where: str, n: Notes) -> Tensor:
+            if where != "initial":
+                return super().round_state(state, where, n)
+            return torch.where(state.isnan(), state, super().round_state(state.nan_to_num(0.0), where, n))
+
+    run, levels = CHECKS["borders"]
+    faulty = replace(SOUND, chunk_gated_delta_rule=OneColumn().chunk_gated_delta_rule)
+    assert "state_nan.fills_its_tile_of_o" in asked(run, faulty, **levels)
 
 
 def test_heads_of_one_key_have_scales_of_their_own_in_the_w_probe() -> None:
