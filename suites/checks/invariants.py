@@ -56,6 +56,8 @@ def run_repeat(case: Case, subject: Subject) -> CheckOutput:
         comparisons += _equal(first, third, "recomputed", Verdict.FAILED_NONDETERMINISTIC)
     else:
         comparisons += _inference(subject, problem)
+    else:
+        comparisons += _inference(subject, problem)
     alone = fresh(problem)
     comparisons += _equal(_without_gradient(subject, alone), first, "no_grad", Verdict.FAILED_NUMERIC)
     comparisons += [*_untouched(problem, again, "input"), *_untouched(problem, alone, "no_grad_input")]
@@ -198,6 +200,14 @@ def _without_gradient(subject: Subject, problem: Problem) -> Outcome:
     with torch.no_grad():
         o, final_state = _call(_op(subject), problem)
     return Outcome({"o": o, "final_state": final_state})
+
+
+def _inference(subject: Subject, problem: Problem) -> list[Comparison]:
+    """A call without gradient and without states, which may take a path of its own, gives no other bits."""
+    bare = problem.with_(initial_state=None, output_final_state=False, dht=None)
+    o, final_state = _call(_op(subject), fresh(bare))
+    recorded = Outcome({"o": o.detach(), "final_state": final_state})
+    return _equal(recorded, _without_gradient(subject, fresh(bare)), "inference", Verdict.FAILED_NUMERIC)
 
 
 def _inference(subject: Subject, problem: Problem) -> list[Comparison]:

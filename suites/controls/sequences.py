@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from suites.controls.control import Control
-from suites.subjects.eager import EagerGDN, Notes
+from suites.subjects.eager import Call, EagerGDN, Notes
 
 Tensor = torch.Tensor
 
@@ -18,6 +18,12 @@ def _state_leaks(self: EagerGDN, state: Tensor, n: Notes) -> None:
     given = state.reshape_as(left).clone()
     given[1:] = left[:-1]
     EagerGDN.scan(self, given.flatten(0, 1), n)
+
+
+def _lose_boundaries_in_inference(self: EagerGDN, call: Call) -> None:
+    EagerGDN.prepare(self, call)
+    if not torch.is_grad_enabled() and call.h0 is None:
+        call.cu_seqlens = None
 
 
 def _gradient_leaks(self: EagerGDN, ds: Tensor, n: Notes) -> None:
@@ -263,6 +269,13 @@ SEQUENCES = (
         {"scan": _aligned_boundary_not_seen},
         tier="whole",
         looks=("many_from_zero",),
+    ),
+    Control(
+        "boundaries_lost_in_inference",
+        "packing",
+        "a fallback for calls without gradient and without states knows no packed sequences",
+        {"prepare": _lose_boundaries_in_inference},
+        looks=("repeat",),
     ),
 )
 """Boundaries off the chunk grid, and heads that differ, bring them out."""
