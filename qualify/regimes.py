@@ -135,9 +135,9 @@ def document_lengths(packing: str, length: int) -> tuple[int, ...] | None:
         "many": (64, length, 1, 66, 0, 70, 17, 128),
         "unequal": (3, length, 1),
         "one_token": (1,) * min(length, 12),
-        "empty_first": (0, length, 7),
+        "empty_first": (0, 0, length, 7),
         "empty_middle": (7, 0, length),
-        "empty_last": (length, 7, 0),
+        "empty_last": (length, 7, 0, 0, 0),  # boundaries that are padded to a fixed number
     }
     return table.get(packing)
 

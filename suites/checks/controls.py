@@ -116,6 +116,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "one_head": Look("op.heads", _FEW_HEADS | {"grouping": "h1"}),
         "three_heads": Look("op.heads", _FEW_HEADS | {"grouping": "h3"}),
         "sizes": Look("op.sizes", {"packing": "single"}),
+        "padded": Look("op.whole", _PACKED | {"packing": "empty_last", "heads": "16x16", "length": "17"}),
         "small": Look("op.whole", _FUSED | {"fused": "norm"}, "small"),
         "repeated": Look("op.whole", _PACKED | {"heads": "16x16", "packing": "single"}, "repeated"),
         "chunk": Look("op.chunk", {"packing": "docs", "length": "17", "heads": "32x48", "block_v": "16"}),

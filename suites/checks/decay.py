@@ -158,7 +158,7 @@ ROWS = (
             "dtype": DTYPES,
             "gates": ("ordinary", "weak", "zero"),
             "packing": ("single", "batch"),
-            "sites": ("none",),
+            "sites": ("none", "w"),
             "layout": ("kv", "vk"),
             "length": ("65", "145"),
             "heads": ("16x16", "32x48"),

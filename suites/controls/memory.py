@@ -82,6 +82,15 @@ def _keys_beyond_tile(self: EagerGDN, n: Notes) -> Tensor:
     return (n.beta[..., None] * n.kk * n.gam).tril(-1)
 
 
+def _empty_after_empty(self: EagerGDN, state: Tensor, n: Notes) -> None:
+    EagerGDN.scan(self, state, n)
+    final = n.final.reshape(n.at.N, n.HV, n.K, n.V).clone()
+    for i in range(1, n.at.N):
+        if not n.at.valid[i - 1 : i + 1].any():
+            final[i] = final[i - 1]
+    n.final = final.flatten(0, 1)
+
+
 def _keys_beyond_128(self: EagerGDN, n: Notes) -> None:
     before = n.dk
     EagerGDN.through_attention(self, n)
@@ -345,6 +354,14 @@ MEMORY = (
         {"interaction": _keys_beyond_tile},
         tier="whole",
         looks=("odd",),
+    ),
+    Control(
+        "empty_after_empty",
+        "packing",
+        "boundaries are padded to a fixed number, and of the empty sequences in a row the first one counts",
+        {"scan": _empty_after_empty},
+        tier="whole",
+        looks=("padded",),
     ),
     Control(
         "third_tile_of_keys_dropped",
