@@ -127,6 +127,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         ),
         "strong_gates": Look("op.dynamic_range", {"extreme": "strong_gates", "heads": "32x32"}),
         "large_state": Look("op.dynamic_range", {"extreme": "large_state", "heads": "32x32"}),
+        "large_read": Look("op.dynamic_range", {"extreme": "large_read", "heads": "32x32"}),
         "large_query": Look("op.dynamic_range", {"extreme": "large_query", "heads": "32x32"}),
         "tiny_dht": Look("op.dynamic_range", {"extreme": "tiny_dht_carried", "heads": "32x32"}),
         **{f"named_{part}": Look("op.named", {"part": str(part)}) for part in range(4)},

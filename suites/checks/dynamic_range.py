@@ -115,6 +115,13 @@ def _large_state(problem: Problem) -> Problem:
     return problem.with_(q=q, k=k, initial_state=state, **small)
 
 
+def _large_read(problem: Problem) -> Problem:
+    """A large state that queries look at: q S is beyond 65504, and the scale takes `o` far below it."""
+    kept = problem.q.clone()
+    large = _large_state(problem)
+    return large.with_(q=kept, scale=2.0**-7)
+
+
 def _tiny_state_gradient(problem: Problem) -> Problem:
     """An incoming gradient of 2^-25 on the final state and none on the output."""
     assert problem.dht is not None
@@ -145,6 +152,7 @@ EXTREMES: Mapping[str, Extreme] = MappingProxyType(
             _ONE, _large_state, "a state above 65504 is narrowed to fp16", excludes=_NARROW
         ),
         "large_state_carried": Extreme(_TWO, _large_state, "a carried state above 65504 is narrowed to fp16"),
+        "large_read": Extreme(_ONE, _large_read, "what is read from a state is narrowed before it is scaled"),
         "tiny_dht": Extreme(_ONE, _tiny_state_gradient, "a state gradient of 2^-25 is narrowed to fp16"),
         "tiny_dht_carried": Extreme(
             _TWO, _tiny_state_gradient, "a carried state gradient is narrowed to fp16"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from qualify.capabilities import ruled_out
 from qualify.case import Case, CheckOutput
 from qualify.checks_table import CheckRow
 from qualify.compare import compare_exact, holds
@@ -55,9 +56,7 @@ def run_repeat(case: Case, subject: Subject) -> CheckOutput:
         third = run_op(_recomputed(_op(subject)), fresh(problem))
         comparisons += _equal(first, third, "recomputed", Verdict.FAILED_NONDETERMINISTIC)
     else:
-        comparisons += _inference(subject, problem)
-    else:
-        comparisons += _inference(subject, problem)
+        comparisons += [*_inference(subject, problem), *_activations_untouched(case, subject)]
     alone = fresh(problem)
     comparisons += _equal(_without_gradient(subject, alone), first, "no_grad", Verdict.FAILED_NUMERIC)
     comparisons += [*_untouched(problem, again, "input"), *_untouched(problem, alone, "no_grad_input")]
@@ -210,12 +209,18 @@ def _inference(subject: Subject, problem: Problem) -> list[Comparison]:
     return _equal(recorded, _without_gradient(subject, fresh(bare)), "inference", Verdict.FAILED_NUMERIC)
 
 
-def _inference(subject: Subject, problem: Problem) -> list[Comparison]:
-    """A call without gradient and without states, which may take a path of its own, gives no other bits."""
-    bare = problem.with_(initial_state=None, output_final_state=False, dht=None)
-    o, final_state = _call(_op(subject), fresh(bare))
-    recorded = Outcome({"o": o.detach(), "final_state": final_state})
-    return _equal(recorded, _without_gradient(subject, fresh(bare)), "inference", Verdict.FAILED_NUMERIC)
+def _activations_untouched(case: Case, subject: Subject) -> list[Comparison]:
+    """What gates and norms are made of is an input as well."""
+    levels = {**case.levels, "fused": "all"}
+    if ruled_out(subject.capabilities, levels):
+        return []
+    problem = build_problem(levels, case.regime, case.seed, device_of(case))
+    given = fresh(problem)
+    try:
+        _without_gradient(subject, given)
+    except NotImplementedError:
+        return []
+    return _untouched(problem, given, "fused_input")
 
 
 def _equal(a: Outcome, b: Outcome, prefix: str, failure: Verdict) -> list[Comparison]:

@@ -13,6 +13,20 @@ from suites.subjects.eager import Call, EagerGDN, Notes
 Tensor = torch.Tensor
 
 
+def _read_in_carrier(self: EagerGDN, n: Notes) -> Tensor:
+    seen = self.dot(n.q, n.states, n)
+    seen = seen.half().float() if n.carrier == torch.float16 else seen
+    return (n.options.scale * self.decay(n.G))[..., None] * seen + self.dot(n.p, n.vn, n)
+
+
+def _bias_written(self: EagerGDN, g: Tensor, A_log: Tensor, dt_bias: Tensor | None) -> Tensor:
+    gate = EagerGDN.gate(self, g, A_log, dt_bias)
+    for x in (A_log, dt_bias):
+        if x is not None:
+            x.detach().mul_(1 + 2.0**-4)
+    return gate
+
+
 def _no_update_decay(self: EagerGDN, n: Notes) -> Tensor:
     return torch.ones_like(n.G_last)
 
@@ -335,6 +349,22 @@ RANGES = (
         {"prepare": _query_clamped},
         tier="whole",
         looks=("large_query",),
+    ),
+    Control(
+        "read_in_fp16",
+        "range",
+        "what is read from a state is narrowed to an fp16 carrier before it is scaled",
+        {"read": _read_in_carrier},
+        tier="whole",
+        looks=("large_read",),
+        unseen={"fp32": "the carrier holds it", "bf16": "the carrier has the range of fp32"},
+    ),
+    Control(
+        "gate_parameters_written",
+        "memory",
+        "parameters behind the gate are initialised again where they lie",
+        {"gate": _bias_written},
+        looks=("repeat",),
     ),
 )
 """Gates, large and small numbers, activations bring them out."""
