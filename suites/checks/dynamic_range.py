@@ -199,7 +199,11 @@ ROWS = (
         constraints=(
             Constraint({"extreme": ("huge_state",), "dtype": ("fp16",)}, "fp16 gradients do not hold 2^100"),
         ),
-        must_run=tuple({"dtype": dtype, "extreme": "large_state"} for dtype in DTYPES),
+        must_run=(
+            *({"dtype": dtype, "extreme": "large_state"} for dtype in DTYPES),
+            {"dtype": "fp16", "extreme": "large_read"},
+            {"dtype": "fp16", "extreme": "tiny_dht"},
+        ),
         profiles=profiles("pairs", "all"),
     ),
 )

@@ -14,7 +14,7 @@ from qualify.case import Case, CheckOutput
 from qualify.subjects import Subject, subject_from_module
 from suites.checks import calls, grid, invariants, probes, qdq, refusals, stages
 from suites.controls.table import CONTROLS
-from suites.subjects.eager import EAGER, EagerGDN, EagerQDQ, Notes
+from suites.subjects.eager import EAGER, Call, EagerGDN, EagerQDQ, Notes
 
 Tensor = torch.Tensor
 Run = Callable[[Case, Subject], CheckOutput]
@@ -119,6 +119,20 @@ def test_rows_of_w_that_only_a_view_or_a_large_call_rounds_in_another_way_fail()
     assert strided
     assert all(name.endswith(".transposed") for name in strided)
     assert asked(CHECKS["w_gradient"][0], with_rounding(w_values=cut)) == ["many"]
+
+
+@pytest.mark.parametrize(("block_v", "seen"), [("32", True), ("128", True), ("16", False)])
+def test_states_that_only_a_view_rounds_in_another_way_fail(block_v: str, seen: bool) -> None:
+    class Floored(EagerQDQ):
+        def scale_of(self, amax: Tensor, fmt: str) -> Tensor:
+            return super().scale_of(amax, fmt).clamp_min(1e-10)
+
+    def floored(self: EagerGDN, call: Call) -> None:
+        self.qdq = EagerQDQ() if call.h0 is None or call.h0.is_contiguous() else Floored()
+        EagerGDN.prepare(self, call)
+
+    run, levels = CHECKS["probe_state"]
+    assert bool(asked(run, with_method(prepare=floored), **levels, layout="kv", block_v=block_v)) == seen
 
 
 def test_poison_that_is_laundered_in_a_partial_tile_fails() -> None:
