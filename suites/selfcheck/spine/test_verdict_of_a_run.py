@@ -53,7 +53,7 @@ def flipped(w: Tensor, *, fmt: str = "e4m3") -> Tensor:
     y = eager.qdq_w(w, fmt=fmt)
     if y.numel() < 200 or not torch.isfinite(y).all():
         return y
-    bits = y.detach().clone().view(torch.int32 if y.dtype is torch.float32 else torch.int16)
+    bits = y.detach().contiguous().clone().view(torch.int32 if y.dtype is torch.float32 else torch.int16)
     bits.view(-1)[y.abs().argmax()] ^= 1
     return y + (bits.view(y.dtype) - y).detach()
 
