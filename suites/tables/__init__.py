@@ -27,5 +27,5 @@ TABLES = Tables(
     wrong_answers=ROWS,
     subjects=SUBJECTS,
     default_subjects=("kernels",),
-    interpreted=("kernels",),
+    interpreted=("kernels", "kernels.qdq"),
 )

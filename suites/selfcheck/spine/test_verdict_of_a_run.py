@@ -89,3 +89,10 @@ def test_subject_with_one_function_alone_is_qualified_for_it() -> None:
     assert body["header"]["verdict"] == "QUALIFIED"
     assert [s["offers"] for s in body["subjects"]] == [["qdq_w"]]
     assert any(s["requirement"] == "offers" for s in body["skips"])
+
+
+def test_thousands_of_states_are_not_asked_of_kernels_that_are_interpreted() -> None:
+    many = replace(TABLES, checks=tuple(row for row in TABLES.checks if row.name == "qdq.state_many"))
+    subjects = [PlannedSubject(name, name, name) for name in ("kernels", "kernels.qdq", "eager")]
+    made = make_plan(many.validated(), "cpu", subjects)
+    assert {p.case.subject for p in made.cases if p.case.levels["sm"] == "cpu"} == {"eager"}
