@@ -44,9 +44,27 @@ INTERPRETED: Mapping[str, Options] = {
         axes={"dtype": ("bf16",), "heads": ("32x32",), "packing": ("batch",), "before": ("0",)},
         time_limit_s=60.0,
     ),
-    "op.chunk": Options("each", axes={**_ONE_CARRIER, **_SMALL, **_PLAIN}, regimes=("random", "near_tie")),
-    "op.named": Options("each", axes=_ONE_CARRIER),
-    "op.whole": Options("each", axes={**_ONE_CARRIER, **_SMALL, **_PLAIN}, regimes=("random", "huge")),
+    "op.chunk": Options(
+        "each",
+        axes={**_ONE_CARRIER, **_SMALL, **_PLAIN},
+        regimes=("random", "near_tie"),
+        time_limit_s=60.0,
+    ),
+    "op.named": Options("each", axes=_ONE_CARRIER, time_limit_s=60.0),
+    "op.whole": Options(
+        "each",
+        axes={**_ONE_CARRIER, **_SMALL, **_PLAIN},
+        regimes=("random", "huge"),
+        time_limit_s=60.0,
+    ),
+    "op.dynamic_range": Options(
+        "each", axes={"dtype": ("bf16",), "extreme": ("large_state",), "heads": ("32x32",)}, time_limit_s=60.0
+    ),
+    "probe.decay": Options(
+        "each",
+        axes={"dtype": ("bf16",), "packing": ("batch",), "sites": ("none",), "scalars": ("fp32",)},
+        time_limit_s=60.0,
+    ),
     "op.refusals": Options("each", axes={"dtype": ("bf16",)}),
     "qdq.state_many": LEFT_OUT,
 }
