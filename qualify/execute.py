@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from qualify.blank import blank
-from qualify.children import IDLE_SHARE, Children
 from qualify.errors import UsageError
+from qualify.hangs import Deadline, descendants_seconds, own_seconds
 from qualify.log import LOG_NAME, LogReader, LogWriter, read_log
 from qualify.plan import PLAN_NAME, Plan, PlannedCase, plan_from_json, plan_to_json
 from qualify.plugin import DEVICES_VARIABLE, SELECTED_NAME, SHARD_VARIABLE, STOPPED_FOLDER
@@ -29,9 +30,6 @@ HANGS_ALLOWED = 1
 """After one more than this the rest of the subject's cases is not run."""
 
 CRASHES_ALLOWED = 3
-PATIENCE = 8.0
-"""A case is never left alone for longer than so many limits."""
-
 CHUNK = 16
 """Cases that a worker is sent at once: so few that none is left with work when the others have ended."""
 
@@ -174,7 +172,7 @@ class _Session:
     running: dict[str, dict[str, Any]] = field(default_factory=dict)
     recorded: set[str] = field(default_factory=set)
     killed: set[str] = field(default_factory=set)
-    children: Children = field(default_factory=Children)
+    deadlines: dict[str, Deadline] = field(default_factory=dict)
 
     def run(self, todo: Sequence[PlannedCase]) -> bool:
         """Runs cases to their records; returns False after an interruption.
@@ -227,9 +225,10 @@ class _Session:
             if handler is not None:
                 handler(self, event)
         for case_id, event in list(self.running.items()):
-            wall_s, cpu_s = time.time() - event["time"], cpu_seconds(event["pid"])
-            waits = waiting(event, wall_s, cpu_s) and self.children.at_work(event["pid"])
-            if not waits and overdue(event, wall_s, cpu_s):
+            pid = int(event["pid"])
+            if self.deadlines[case_id].passed(
+                time.time(), own_seconds(pid), partial(descendants_seconds, pid)
+            ):
                 self.hang(case_id, event)
 
     def hang(self, case_id: str, event: Mapping[str, Any]) -> None:
@@ -295,48 +294,10 @@ class _Session:
             self.crash(case_id, event)
 
 
-def overdue(event: Mapping[str, Any], wall_s: float, cpu_s: float | None) -> bool:
-    """Whether a case has had its time.
-
-    On a machine that is busy with other things a case takes longer without hanging: what counts is the time
-    that its process was given, unless it asked for none, or waited beyond all measure.
-
-    Args:
-        event: the `started` event, with `limit_s` and `cpu_s`, the processor time that was used up to then.
-        wall_s: seconds since then.
-        cpu_s: processor time of the worker now; None where that is not known.
-    """
-    limit = float(event["limit_s"])
-    if cpu_s is None:
-        return wall_s > limit
-    given = cpu_s - float(event["cpu_s"])
-    return wall_s > limit and (given > limit or given < IDLE_SHARE * wall_s or wall_s > PATIENCE * limit)
-
-
-def waiting(event: Mapping[str, Any], wall_s: float, cpu_s: float | None) -> bool:
-    """Whether a case is late only because its process waits, be it for a compiler that it has started.
-
-    Args:
-        event, wall_s, cpu_s: as for `overdue`.
-    """
-    limit = float(event["limit_s"])
-    if cpu_s is None or not limit < wall_s <= PATIENCE * limit:
-        return False
-    return cpu_s - float(event["cpu_s"]) <= limit
-
-
-def cpu_seconds(pid: int) -> float | None:
-    """Processor time that a process has used, all threads together; None where that is not known."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 def _on_started(session: _Session, event: Mapping[str, Any]) -> None:
     if event["case_id"] not in session.recorded:
         session.running[event["case_id"]] = dict(event)
+        session.deadlines[event["case_id"]] = Deadline(event)
 
 
 def _on_finished(session: _Session, event: Mapping[str, Any]) -> None:

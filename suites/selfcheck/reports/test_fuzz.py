@@ -245,13 +245,13 @@ HOSTILE = {
 def test_a_hostile_file_is_refused_at_once_in_one_line(name: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile.toml"
     path.write_bytes(HOSTILE[name])
-    start = time.perf_counter()
+    start = time.process_time()
     for read in (rules_in, lambda file: waivers_in(file, fuzz.TODAY)):
         with pytest.raises(UsageError) as caught:
             read(read_toml(path))
         assert len(str(caught.value)) < 600
         assert str(caught.value).isprintable()
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:

@@ -46,10 +46,10 @@ HOSTILE = {
 def test_a_foreign_file_is_refused_at_once_in_one_line(name: str, tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
     path.write_bytes(HOSTILE[name])
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ReceiptError) as caught:
         load(path)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
 
@@ -58,10 +58,10 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
     with path.open("wb") as file:
         file.truncate(200 * 2**20)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ReceiptError, match=f"at most {MAX_BYTES} bytes"):
         load(path)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 LIMIT = 2**20

@@ -173,9 +173,9 @@ def test_a_pattern_matches_the_whole_id(pattern: str, text: str, matches: bool) 
 
 
 def test_a_pattern_of_many_stars_does_not_hang() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert not glob("*a" * 400 + "b", "a" * 20_000)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

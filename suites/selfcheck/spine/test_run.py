@@ -16,7 +16,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from qualify.execute import overdue
 from qualify.log import LOG_NAME, read_log
 from qualify.packing import packed
 from qualify.receipt import SCHEMA_FILE, assemble, read_receipt_file
@@ -249,26 +248,6 @@ def wait_for(path: Path, text: str) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"{path} never held {text}")
-
-
-@pytest.mark.parametrize(
-    ("wall_s", "cpu_s", "late"),
-    [
-        (9.0, 9.0, False),
-        (11.0, 11.0, True),
-        (11.0, 0.1, True),
-        (30.0, 7.0, False),
-        (60.0, 10.5, True),
-        (81.0, 8.0, True),
-        (11.0, None, True),
-        (9.0, None, False),
-    ],
-)
-def test_time_limit_counts_the_time_that_a_case_was_given(
-    wall_s: float, cpu_s: float | None, late: bool
-) -> None:
-    event = {"limit_s": 10.0, "cpu_s": 100.0}
-    assert overdue(event, wall_s, None if cpu_s is None else 100.0 + cpu_s) is late
 
 
 def test_processes_end_with_the_run(finished: tuple[Path, int, dict[str, Any]]) -> None:
