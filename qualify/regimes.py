@@ -92,7 +92,10 @@ AXES: Mapping[str, Axis] = MappingProxyType(
             ("both", "output", "state", "strided", "expanded", "tiny"),
             "each incoming gradient alone, as a view, and as one number (what a sum hands back)",
         ),
-        "scalars": Axis(("fp32", "carrier", "mixed"), "g and beta may have a dtype of their own"),
+        "scalars": Axis(
+            ("fp32", "carrier", "mixed", "bf16"),
+            "g and beta may have a dtype of their own, narrower or wider than the carrier",
+        ),
         "strides": Axis(
             ("packed", "views"),
             "inputs are slices of projections, or transposed after a convolution; a state is transposed too",
@@ -114,6 +117,12 @@ _HEADS_OF = {
     "hv32": (2, 64),
     "h1": (1, 1),
     "h3": (3, 6),
+}
+_SCALARS = {
+    "fp32": ("fp32", "fp32"),
+    "carrier": ("carrier", "carrier"),
+    "mixed": ("fp32", "carrier"),
+    "bf16": ("bf16", "bf16"),
 }
 GIVEN_SCALE = 0.7
 """A given scale over the default one: another number, and no power of two."""
@@ -365,8 +374,7 @@ def _problem(
     device: str | torch.device,
 ) -> Problem:
     carrier = CARRIERS[at["dtype"]]
-    g_dtype = carrier if at["scalars"] == "carrier" else torch.float32
-    beta_dtype = torch.float32 if at["scalars"] == "fp32" else carrier
+    g_dtype, beta_dtype = (CARRIERS.get(own, carrier) for own in _SCALARS[at["scalars"]])
     value_heads = d.v.shape[2]
     fused = at["fused"]
     raw_gate = fused in ("gate", "bare_gate", "all")

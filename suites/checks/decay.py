@@ -163,7 +163,7 @@ ROWS = (
             "length": ("65", "145"),
             "heads": ("16x16", "32x48"),
             "grouping": ("hv1", "hv2"),
-            "scalars": ("fp32", "carrier"),
+            "scalars": ("fp32", "carrier", "bf16"),
         },
         regimes=("random",),
         must_run=tuple(
@@ -183,7 +183,7 @@ ROWS = (
         axes={
             "dtype": DTYPES,
             "fused": ("gate", "bare_gate"),
-            "scalars": ("carrier", "fp32"),
+            "scalars": ("carrier", "fp32", "bf16"),
             "packing": ("batch",),
             "sites": ("none",),
             "length": ("65",),

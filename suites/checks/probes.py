@@ -90,14 +90,15 @@ def _made(case: Case, bits: int, probe: Probe) -> Exact:
 
     def make() -> Exact:
         exact = probe(case.levels, bits, Numbers(case.seed + 71))
-        exact.problem = _moved(exact.problem, device_of(case))
+        exact.problem = moved_to(device_of(case), exact.problem)
         exact.wrong = () if _behind_many(case.levels) else exact.wrong  # each would cost what the oracle does
         return exact
 
     return remembered(key, make)
 
 
-def _moved(problem: Problem, device: str) -> Problem:
+def moved_to(device: str, problem: Problem) -> Problem:
+    """The problem with all its tensors on a device."""
     moved = {n: x.to(device) for n, x in vars(problem).items() if isinstance(x, Tensor)}
     return problem.with_(**moved)
 
@@ -130,7 +131,7 @@ def _state_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
         state_format=fmt,
         state_block_v=block,
     )
-    problem = _laid_out(_packed(problem, at), at)
+    problem = _laid_out(packed(problem, at), at)
     if block in VIEWED and problem.initial_state is not None:
         problem = problem.with_(initial_state=problem.initial_state.mT.contiguous().mT)
     return Exact(
@@ -276,7 +277,7 @@ def _write_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
         state_block_v=block,
     )
     return Exact(
-        _laid_out(_packed(_behind(problem, at), at), at),
+        _laid_out(packed(_behind(problem, at), at), at),
         {"final_state": None},
         "each token writes a row that was zero (one-hot keys, beta = 1): no product has to be rounded, and "
         "the state after each chunk is the rounded one before it with v in the rows written",
@@ -328,7 +329,7 @@ def _w_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
     narrow = bits < CARRIER_BITS[at["dtype"]]
     problem, rows = _w_problem(at, bits, 7 if narrow else bits, numbers)
     return Exact(
-        _packed(_behind(problem, at), at),
+        packed(_behind(problem, at), at),
         {
             "final_state": lambda x: x[:, :, :TOKENS],
             "dk": lambda x: _own_keys(x.reshape(len(rows), -1, *rows.shape[2:])[:, -TOKENS:]),
@@ -352,7 +353,7 @@ def _w_codes_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
         return round_to_grid((w / scale.to(w.device)).contiguous(), grid_named("e4m3"))
 
     return Exact(
-        _packed(_behind(problem, at), at),
+        packed(_behind(problem, at), at),
         {"final_state": codes},
         "as the row of W itself, but only codes are read: neighbours differ by a sixteenth at least, and an "
         "operand is rounded by less than a two-hundredth",
@@ -464,7 +465,7 @@ def _w_sums_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
         w_format="e4m3",
     )
     return Exact(
-        _packed(_behind(problem, at), at),
+        packed(_behind(problem, at), at),
         {"final_state": lambda x: x[:, :, 0]},
         "from an identity state, with v = 0 and a coordinate in which the second of two keys is 1 and the "
         "first is 0, the row of that coordinate is the identity's minus the second row of W: the difference "
@@ -501,7 +502,7 @@ def _meeting_keys(numbers: Numbers, K: int, dtype: str, *, crowned: bool) -> Ten
 # ---- layouts ----
 
 
-def _packed(problem: Problem, at: Mapping[str, str]) -> Problem:
+def packed(problem: Problem, at: Mapping[str, str]) -> Problem:
     """The batch as packed sequences, when the cell says so."""
     if at.get("packing", "batch") != "docs":
         return problem

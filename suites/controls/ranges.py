@@ -141,6 +141,13 @@ def _o_cut(self: EagerGDN, n: Notes, v: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(too_large, cut, o), state
 
 
+def _dk_cut(self: EagerGDN, n: Notes, inputs: tuple[Tensor | None, ...]) -> Any:
+    dq, dk, *others = EagerGDN.results(self, n, inputs)
+    exact = self.scatter(n.dk, dk.float(), n)
+    cut = torch.nextafter(dk, torch.zeros_like(dk))
+    return dq, torch.where(dk.float().abs() > exact.abs(), cut, dk), *others
+
+
 def _dbeta_through_carrier(self: EagerGDN, n: Notes, inputs: tuple[Tensor | None, ...]) -> Any:
     dq, dk, dv, dg, dbeta, dh0 = EagerGDN.results(self, n, inputs)
     return dq, dk, dv, dg, dbeta.to(n.carrier).to(dbeta.dtype), dh0
@@ -304,12 +311,16 @@ RANGES = (
         "range",
         "the carrier's upper bits are taken as they are, instead of rounding to it",
         {"outputs": _o_cut},
-        tier="whole",
-        looks=("plain",),
-        unseen={
-            "fp32": "what is computed in fp32 is stored as it is",
-            "fp16": "operands may be TF32, cut by a matrix unit: that leaves as much",
-        },
+        looks=("rounding",),
+        unseen={"fp32": "what is computed in fp32 is stored as it is"},
+    ),
+    Control(
+        "key_gradient_cut",
+        "range",
+        "the gradient of a key keeps the carrier's upper bits of its fp32 sum",
+        {"results": _dk_cut},
+        looks=("rounding",),
+        unseen={"fp32": "what is computed in fp32 is stored as it is"},
     ),
     Control(
         "dbeta_through_carrier",

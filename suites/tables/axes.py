@@ -90,6 +90,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         {"final": ("dropped",), "gradients": ("state",)},
         "a final state that is not asked for receives no gradient",
     ),
+    Constraint({"dtype": ("bf16",), "scalars": ("bf16",)}, "this is what `carrier` says"),
 )
 """Cells that are meaningless on any machine, whatever the check."""
 

@@ -11,6 +11,7 @@ MODULES: tuple[str, ...] = (
     "qdq",
     "probes",
     "decay",
+    "rounding",
     "exact",
     "grid",
     "stages",

@@ -65,6 +65,11 @@ INTERPRETED: Mapping[str, Options] = {
         axes={"dtype": ("bf16",), "packing": ("batch",), "sites": ("none",), "scalars": ("fp32",)},
         time_limit_s=60.0,
     ),
+    "probe.rounding": Options(
+        "each",
+        axes={"dtype": ("bf16", "fp16"), "heads": ("16x16",), "packing": ("batch",)},
+        time_limit_s=60.0,
+    ),
     "op.refusals": Options("each", axes={"dtype": ("bf16",)}),
     "qdq.state_many": LEFT_OUT,
 }

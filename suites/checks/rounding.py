@@ -1,0 +1,120 @@
+"""Outputs rounded once, to nearest: each is a product of two short numbers that is longer than the carrier.
+
+In one problem a token's key is a unit vector of its own and its query a multiple of it, so that its output
+is that multiple of its value. In the other a token is alone, and its value and incoming gradient meet in one
+column: dq is a multiple of the key and dk of the query. Every operand of a matmul fits eight bits, every
+product the accumulator; what is left is how a kernel writes its results.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from qualify.case import Case, CheckOutput
+from qualify.checks_table import CheckRow
+from qualify.problem import CARRIERS, Problem
+from qualify.regimes import Numbers
+from qualify.subjects import Subject
+from suites.checks.bits import Exact, judged, remembered
+from suites.checks.evidence import device_of, output_of
+from suites.checks.probes import CARRIER_BITS, moved_to, packed, short
+from suites.checks.rows import DTYPES, OP, levels, profiles
+
+Tensor = torch.Tensor
+
+BITS = 8
+"""Significant bits of every operand: what the narrowest carrier holds."""
+
+SEQUENCES, HEADS, VALUE_HEADS = 6, 2, 4
+
+DERIVATION = (
+    "each element is the product of two numbers of eight bits, exact in fp32 and longer than a 16-bit "
+    "carrier: it is rounded once, to nearest, and no product lies in the middle between two results"
+)
+
+
+def run(case: Case, subject: Subject) -> CheckOutput:
+    """Judges how o, dq and dk are rounded to the carrier.
+
+    Args:
+        case: levels of dtype, sites, packing and heads.
+        subject: what is judged.
+    """
+    key = ("rounding", tuple(sorted(case.levels.items())), case.seed, device_of(case))
+    exacts = [
+        ("", remembered((*key, "outputs"), lambda: outputs(case))),
+        ("keys.", remembered((*key, "gradients"), lambda: gradients(case))),
+    ]
+    return output_of(judged(subject, exacts), *(exact.problem for _, exact in exacts))
+
+
+def outputs(case: Case) -> Exact:
+    """The problem whose `o` is judged."""
+    at, numbers = case.levels, Numbers(case.seed + 83)
+    K, V = (int(n) for n in at["heads"].split("x"))
+    multiple = _numbers(numbers, SEQUENCES, K, HEADS, 1)
+    own = torch.stack([numbers.uniform(K).argsort() for _ in range(SEQUENCES)])
+    keys = torch.eye(K, dtype=torch.float64)[own].unsqueeze(2).expand(-1, -1, HEADS, -1)
+    of_value_head = multiple.repeat_interleave(VALUE_HEADS // HEADS, 2)
+    values = _without_ties(_numbers(numbers, SEQUENCES, K, VALUE_HEADS, V), of_value_head, at["dtype"])
+    return _exact(case, {"o": None}, q=multiple * keys, k=keys, v=values)
+
+
+def gradients(case: Case) -> Exact:
+    """The problem whose `dq` and `dk` are judged."""
+    at, numbers = case.levels, Numbers(case.seed + 89)
+    K, V = (int(n) for n in at["heads"].split("x"))
+    column = (numbers.uniform(SEQUENCES, 1, VALUE_HEADS, 1) * V).floor().long()
+    zeros = torch.zeros(SEQUENCES, 1, VALUE_HEADS, V, dtype=torch.float64)
+    arriving = _numbers(numbers, SEQUENCES, 1, HEADS, 1)
+    of_value_head = torch.zeros(SEQUENCES, 1, VALUE_HEADS, 1, dtype=torch.float64)
+    of_value_head[:, :, :: VALUE_HEADS // HEADS] = arriving  # one of each group: a sum would be rounded
+    q, k = (_without_ties(_numbers(numbers, SEQUENCES, 1, HEADS, K), arriving, at["dtype"]) for _ in range(2))
+    v, do = zeros.scatter(-1, column, 1.0), zeros.scatter(-1, column, of_value_head)
+    return _exact(case, {"dq": None, "dk": None}, q=q, k=k, v=v, do=do)
+
+
+def _exact(
+    case: Case, parts: dict[str, None], *, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None = None
+) -> Exact:
+    at, carrier = case.levels, CARRIERS[case.levels["dtype"]]
+    problem = Problem(
+        q=q.to(carrier),
+        k=k.to(carrier),
+        v=v.to(carrier),
+        g=torch.zeros(v.shape[:3]),
+        beta=torch.ones(v.shape[:3]),
+        do=None if do is None else do.to(carrier),
+        state_format="e4m3" if at["sites"] == "both" else None,
+        state_block_v=16,
+        w_format="e4m3" if at["sites"] == "both" else None,
+    )
+    return Exact(moved_to(device_of(case), packed(problem, at)), {**parts}, DERIVATION, wrong=())
+
+
+def _numbers(numbers: Numbers, *shape: int) -> Tensor:
+    """Any numbers of eight bits, none of them near zero."""
+    return short((1.0 + numbers.uniform(*shape)) * numbers.pick((1.0, -1.0, 0.5, -2.0), *shape), BITS)
+
+
+def _without_ties(x: Tensor, factor: Tensor, dtype: str) -> Tensor:
+    """`x` with 1 for every element whose product with `factor` would lie between two results."""
+    mantissa = torch.frexp(x * factor).mantissa * 2.0 ** CARRIER_BITS[dtype]
+    return torch.where((mantissa - mantissa.trunc()).abs() == 0.5, torch.ones_like(x), x)
+
+
+ROWS = (
+    CheckRow(
+        "probe.rounding",
+        "suites.checks.rounding:run",
+        "results that are cut, or rounded twice, hide in the noise of a 16-bit carrier",
+        needs=OP,
+        axes=levels("dtype")
+        | {"sites": ("none", "both"), "packing": ("batch", "docs")}
+        # the default scale is a power of two
+        | {"heads": ("16x16", "64x64")},
+        regimes=("probe",),
+        must_run=tuple({"dtype": dtype} for dtype in DTYPES),
+        profiles=profiles("each", "pairs", quick={"dtype": ("fp16", "bf16"), "heads": ("16x16",)}),
+    ),
+)

@@ -1,0 +1,68 @@
+"""The probe of how results are written sees a cut in every 16-bit carrier, and takes every correct one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qualify.case import Case
+from qualify.problem import CARRIERS
+from qualify.subjects import subject_from_module
+from references.gdn_recurrent import gdn_recurrent
+from suites.checks.rounding import gradients, outputs, run
+from suites.good.table import GOOD
+from suites.subjects.eager import EagerGDN, Notes
+
+Tensor = torch.Tensor
+
+
+def case(dtype: str, sites: str = "none", heads: str = "16x16", packing: str = "docs") -> Case:
+    levels = {"dtype": dtype, "sites": sites, "heads": heads, "packing": packing}
+    return Case("probe.rounding", levels, "probe", 5, "any")
+
+
+class ThroughBfloat16(EagerGDN):
+    """Rounds twice, the first time to fewer bits than fp16 has."""
+
+    def scatter(self, y: Tensor, like: Tensor, n: Notes) -> Tensor:
+        """Of rounded results."""
+        return super().scatter(y.bfloat16().float(), like, n)
+
+
+class ThroughNineBits(EagerGDN):
+    """Rounds to one bit more than a carrier of eight has."""
+
+    def scatter(self, y: Tensor, like: Tensor, n: Notes) -> Tensor:
+        """Of rounded results."""
+        mantissa, exponent = torch.frexp(y)
+        return super().scatter(torch.ldexp(torch.round(mantissa * 2**9) / 2**9, exponent), like, n)
+
+
+@pytest.mark.parametrize("dtype", CARRIERS)
+@pytest.mark.parametrize("name", GOOD)
+def test_a_correct_implementation_writes_the_expected_bits(name: str, dtype: str) -> None:
+    for sites, heads, packing in (("none", "16x16", "docs"), ("both", "64x64", "batch")):
+        found = run(case(dtype, sites, heads, packing), GOOD[name].subject())
+        assert [c.tensor for c in found.comparisons if not c.passed] == []
+        assert [c.tensor for c in found.comparisons] == ["o", "keys.dq", "keys.dk"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_most_elements_are_longer_than_the_carrier(dtype: str) -> None:
+    for exact in (outputs(case(dtype)), gradients(case(dtype))):
+        p = exact.problem
+        q, k, v = (x.double().requires_grad_() for x in (p.q, p.k, p.v))
+        o, _ = gdn_recurrent(q, k, v, p.g, p.beta, cu_seqlens=p.cu_seqlens)
+        found = {"o": o}
+        if p.do is not None:
+            found["dq"], found["dk"] = torch.autograd.grad(o, (q, k), p.do.double())
+        for name in exact.parts:
+            long = found[name] != found[name].to(CARRIERS[dtype]).double()
+            assert float(long.double().mean()) > 0.5, name
+
+
+@pytest.mark.parametrize("faulty", [ThroughBfloat16, ThroughNineBits])
+def test_a_result_that_is_rounded_twice_fails(faulty: type[EagerGDN]) -> None:
+    dtype = "fp16" if faulty is ThroughBfloat16 else "bf16"
+    found = run(case(dtype), subject_from_module(faulty(), "faulty"))
+    assert {c.tensor for c in found.comparisons if not c.passed} == {"o", "keys.dq", "keys.dk"}
