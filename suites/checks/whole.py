@@ -65,6 +65,9 @@ _MANY = ("batch5", "many")
 _CPU_PACKINGS = tuple(level for level in levels("packing")["packing"] if level not in _MANY)
 _CPU_LENGTHS = ("1", "15", "17", "64", "65", "127", "129", "257")
 
+_ON_OR_OFF = levels("dtype", "format") | {"sites": ("both", "none")}
+_ONE_OR_PACKED = _ON_OR_OFF | {"packing": ("single", "docs"), "layout": ("kv", "vk")}
+
 ROWS = (
     CheckRow(
         "op.smooth",
@@ -172,11 +175,8 @@ ROWS = (
         "suites.checks.whole:run",
         "one sequence of more chunks than a table, a counter or a loop was made for",
         needs=OP,
-        axes=levels("dtype", "format")
+        axes=_ONE_OR_PACKED
         | {
-            "sites": ("both", "none"),
-            "packing": ("single", "docs"),
-            "layout": ("kv", "vk"),
             "gates": ("ordinary", "weak"),
             "length": (LONG,),
             "heads": ("16x16", "128x128"),
@@ -193,11 +193,8 @@ ROWS = (
         "a single head, an odd number of them, more than an index in a word of the launch, and boundaries in "
         "integers of either size",
         needs=OP,
-        axes=levels("dtype", "format")
+        axes=_ONE_OR_PACKED
         | {
-            "sites": ("both", "none"),
-            "packing": ("single", "docs"),
-            "layout": ("kv", "vk"),
             "grouping": ("hv32", "h1", "h3"),
             "length": ("17", "65"),
             "heads": ("16x16", "128x128"),
@@ -218,9 +215,8 @@ ROWS = (
         "suites.checks.whole:run",
         "more keys than two tiles of 64 hold, and a sequence that ends in the second half of its only chunk",
         needs=OP,
-        axes=levels("dtype", "format")
+        axes=_ON_OR_OFF
         | {
-            "sites": ("both", "none"),
             "packing": ("single", "batch"),
             "grouping": ("hv1",),
             "length": ("63",),
