@@ -78,6 +78,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "probe_w_late": Look("probe.w", {"before": "2112"}),
         "probe_w_wide": Look("probe.w", {"heads": "128x128"}),
         "probe_write": Look("probe.write", {"block_v": "16"}),
+        "probe_write_short": Look("probe.write", {"block_v": "16", "written": "50"}),
         "decay": Look("probe.decay", {"packing": "batch"}),
         "decay_carrier": Look("probe.decay", {"packing": "batch", "scalars": "carrier"}),
         "gate_carrier": Look("probe.gate", {"scalars": "carrier", "packing": "batch"}),

@@ -91,7 +91,8 @@ def _made(case: Case, bits: int, probe: Probe) -> Exact:
     def make() -> Exact:
         exact = probe(case.levels, bits, Numbers(case.seed + 71))
         exact.problem = moved_to(device_of(case), exact.problem)
-        exact.wrong = () if _behind_many(case.levels) else exact.wrong  # each would cost what the oracle does
+        if _silent(case.levels):
+            exact.wrong = ()  # each would cost what the oracle does
         return exact
 
     return remembered(key, make)
@@ -248,11 +249,11 @@ PATTERNS: Mapping[str, Callable[[Numbers, int, int, int, str], Tensor]] = Mappin
 def _write_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
     carrier, fmt, block = CARRIERS[at["dtype"]], at["format"], int(at["block_v"])
     K, V = (int(n) for n in at["heads"].split("x"))
-    N, length = (2 if _behind_many(at) else 3), WRITTEN
+    N, length = (2 if _silent(at) else 3), int(at.get("written", WRITTEN[0]))
     given = at["initial"] == "given"
     free = torch.stack([torch.stack([numbers.uniform(K).argsort() for _ in range(HEADS)]) for _ in range(N)])
     kept = K // 4 if given else 0
-    writers = free[..., kept:]  # rows that the initial state leaves empty, each written once
+    writers = free[..., kept : kept + length]  # rows that the initial state leaves empty, each written once
     at_token = (numbers.uniform(N, HEADS, length).argsort(-1)[..., : writers.shape[-1]]).sort(-1).values
     k = torch.zeros(N, length, HEADS, K, dtype=torch.float64)
     for n in range(N):
@@ -284,24 +285,29 @@ def _write_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
     )
 
 
-WRITTEN = 6 * 64 - 5
-"""Tokens of the write probe: five whole chunks and a partial one."""
+WRITTEN = (str(6 * 64 - 5), "50")
+"""Tokens of the write probe: five whole chunks and a partial one, or a partial one alone, which a kernel may
+have a path of its own for."""
+
+SOME = "100"
+"""Silent tokens in front of a probe: what it shows happens in a second chunk that is no whole one."""
 
 MANY = "2112"
-"""Silent tokens in front of a probe: 33 chunks, so that what it shows happens in a late one."""
+"""The same for a late chunk: 33 of silent tokens stand in front."""
 
 
-def _behind_many(at: Mapping[str, str]) -> bool:
-    return at.get("before", "0") == MANY
+def _silent(at: Mapping[str, str]) -> int:
+    return int(at.get("before", "0"))
 
 
 def _behind(problem: Problem, at: Mapping[str, str]) -> Problem:
-    """The batch behind tokens that neither read, nor write, nor decay, when the cell says so."""
-    if not _behind_many(at):
+    """The batch behind as many tokens that neither read, nor write, nor decay as the cell says."""
+    silent = _silent(at)
+    if silent == 0:
         return problem
 
     def later(x: Tensor) -> Tensor:
-        return torch.cat([x.new_zeros(x.shape[0], int(MANY), *x.shape[2:]), x], 1)
+        return torch.cat([x.new_zeros(x.shape[0], silent, *x.shape[2:]), x], 1)
 
     return problem.with_(**{name: later(getattr(problem, name)) for name in ("q", "k", "v", "g", "beta")})
 
@@ -372,7 +378,7 @@ def _w_problem(at: Mapping[str, str], bits: int, scale_bits: int, numbers: Numbe
     """The problem and its keys `[N, TOKENS, H, K]`."""
     carrier = CARRIERS[at["dtype"]]
     K = int(at["heads"].split("x")[0])
-    N = 2 if _behind_many(at) else 8
+    N = 2 if _silent(at) else 8
     k = torch.zeros(N, TOKENS, HEADS, K, dtype=torch.float64)
     for t in range(TOKENS):
         for h, spare in enumerate(SPARE_BITS):
@@ -526,8 +532,9 @@ _STATE_AXES = levels("dtype", "format", "block_v", "layout") | {
     "packing": ("batch", "docs"),
 }
 
-LARGE = ("256x16", "16x256")
-"""Most keys of a tile, and most tiles: what a loop leaves out beyond its first turns shows."""
+LARGE = ("256x16", "16x256", "16x208")
+"""Most keys of a tile, and most tiles, whole ones and a partial one of every width: what a loop leaves out
+beyond its first turns shows, and a tile of the next power of two."""
 
 SECONDS = "seconds on a CPU for no new path"
 
@@ -571,14 +578,18 @@ ROWS = (
             "initial": ("given", "zero"),
             "heads": ("32x48", "48x64", "128x32", "128x128"),
             "before": ("0", MANY),
+            "written": WRITTEN,
         },
         regimes=("probe",),
-        constraints=(Constraint({"sm": ("cpu",), "before": (MANY,), "heads": ("48x64", "128x32")}, SECONDS),),
+        constraints=(
+            Constraint({"sm": ("cpu",), "before": (MANY,), "heads": ("48x64", "128x32")}, SECONDS),
+            Constraint({"before": (MANY,), "written": WRITTEN[1:]}, "a sequence of many chunks is not short"),
+        ),
         must_run=tuple({"dtype": dtype, "format": fmt} for dtype in DTYPES for fmt in ("e4m3", "int8")),
         profiles=profiles(
             "each",
             "pairs",
-            quick=_QUICK | {"initial": ("given",), "before": ("0",)},
+            quick=_QUICK | {"initial": ("given",), "before": ("0",), "written": WRITTEN[:1]},
             cpu_axes={"heads": ("32x48", "48x64", "128x32")},
         ),
     ),
@@ -589,10 +600,10 @@ ROWS = (
         needs=OP,
         axes=levels("dtype")
         | {"sites": ("w",), "packing": ("batch", "docs"), "heads": ("32x32", "64x64", "128x128")}
-        | {"before": ("0", MANY)},
+        | {"before": ("0", SOME, MANY)},
         regimes=("probe",),
         constraints=(
-            Constraint({"sm": ("cpu",), "before": (MANY,), "heads": ("64x64", "128x128")}, SECONDS),
+            Constraint({"sm": ("cpu",), "before": (SOME, MANY), "heads": ("64x64", "128x128")}, SECONDS),
         ),
         strength="all",
         must_run=tuple({"dtype": dtype} for dtype in DTYPES),

@@ -376,9 +376,7 @@ MEMORY = (
         "state",
         "a launch for short sequences has chunks of 32, and the state is rounded between them",
         {"place": _half_chunks},
-        tier="whole",
-        looks=("sizes",),
-        unseen={"bf16": "codes that flip with its noise are as many as one more rounding moves"},
+        looks=("probe_write_short",),
     ),
     Control(
         "wide_keys_mistransposed",
