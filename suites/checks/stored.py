@@ -43,15 +43,13 @@ class Bias(NamedTuple):
 
 
 def stored(evidence: Evidence, outcome: Outcome) -> list[Comparison]:
-    """Judges how an outcome was stored, where the carrier is narrower than fp32.
+    """Judges how an outcome was stored: what is narrower than fp32, and what is fp32 beside a narrow carrier.
 
     Args:
         evidence: of the problem that was run.
         outcome: of a subject; its tensors have the expected shapes.
     """
     problem = evidence.problem
-    if problem.carrier is torch.float32:
-        return []
     biases: dict[str, Bias] = {}
     narrow: list[str] = []
     wide: list[str] = []
@@ -59,10 +57,11 @@ def stored(evidence: Evidence, outcome: Outcome) -> list[Comparison]:
         actual = outcome[name]
         if actual is None or actual.shape != expected.shape or not bool(torch.isfinite(actual).all()):
             continue
-        if dtype_of(problem, name) is problem.carrier:
-            if (bias := bias_of(expected, actual, evidence.noise[name], problem.carrier)) is not None:
+        dtype = dtype_of(problem, name)
+        if dtype is not torch.float32:
+            if (bias := bias_of(expected, actual, evidence.noise[name], dtype)) is not None:
                 biases[name] = bias
-        elif can_tell(expected, problem.carrier):
+        elif problem.carrier is not torch.float32 and can_tell(expected, problem.carrier):
             (narrow if is_narrow(actual, problem.carrier) else wide).append(name)
     return [*_rounded(biases), *_own_dtype(narrow, wide, problem.carrier)]
 

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from qualify.budgets import Noise, measure_noise
-from suites.checks.stored import UNEXPLAINED, bias_of, can_tell, is_narrow
+from qualify.problem import Outcome
+from qualify.regimes import build_problem
+from suites.checks.evidence import dtype_of, evidence_for
+from suites.checks.stored import UNEXPLAINED, bias_of, can_tell, is_narrow, stored
 
 Tensor = torch.Tensor
 
@@ -60,3 +63,17 @@ def test_few_or_short_numbers_say_nothing_about_their_dtype() -> None:
     exact, _ = noisy(0.0)
     assert not can_tell(exact.to(torch.bfloat16).double(), torch.bfloat16)
     assert not can_tell(exact[:, :1, :1], torch.bfloat16)
+
+
+@pytest.mark.parametrize(("carrier", "arithmetic"), [("fp32", "ieee"), ("fp32", "tf32"), ("fp16", "fp16")])
+def test_gates_narrower_than_the_carrier_are_judged_in_their_own_dtype(carrier: str, arithmetic: str) -> None:
+    levels = {"dtype": carrier, "scalars": "bf16", "packing": "single", "length": "257", "heads": "16x16"}
+    problem = build_problem({**levels, "grouping": "hv2", "sites": "none"}, "random", 7)
+    evidence = evidence_for(problem, arithmetic)
+    exact = evidence.tensors()
+    rounded = {name: x.to(dtype_of(problem, name)) for name, x in exact.items()}
+    assert rounded["dbeta"].dtype is torch.bfloat16
+    assert all(c.passed for c in stored(evidence, Outcome({**rounded})))
+    shortened = stored(evidence, Outcome({**rounded, "dbeta": cut(exact["dbeta"])}))
+    told = arithmetic == "ieee"  # operands that are cut leave as much
+    assert [c.tensor for c in shortened if not c.passed] == ["dbeta.rounding"] * told
