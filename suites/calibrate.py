@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from qualify.plan import PlannedCase, PlannedSubject
+from qualify.plan import PlannedCase, PlannedSubject, select
 from qualify.planning import make_plan
 from qualify.records import CaseRecord, Comparison, Verdict
 from qualify.run_case import run_case
@@ -27,20 +27,22 @@ JUDGED = ("budget", "relation", "filter")
 """Kinds of comparison that have a tolerance."""
 
 
-def planned_cases(profile: str, seed: int, share: int) -> Iterator[PlannedCase]:
-    """The op's cases of a profile on its own machine, every `share`-th of them.
+def planned_cases(profile: str, seed: int, share: int, patterns: Sequence[str] = ()) -> Iterator[PlannedCase]:
+    """The op's cases and probes of a profile on its own machine, every `share`-th of them.
 
     Args:
         profile: its name.
         seed: added to the seeds of the tables; another one also picks other cases.
         share: one case in so many.
+        patterns: parts of case ids, with * and ?; none is all.
     """
     plan = make_plan(TABLES, profile, [PlannedSubject("good", "good")], seed=seed)
-    own = TABLES.profile(profile).sm
+    own, selected = TABLES.profile(profile).sm, select(plan, patterns)
     for planned in plan.cases:
         case = planned.case
-        chosen = zlib.crc32(case.case_id.encode()) % share == seed % share
-        if chosen and not planned.control and case.check.startswith("op.") and case.levels.get("sm") == own:
+        chosen = case.case_id in selected and zlib.crc32(case.case_id.encode()) % share == seed % share
+        of_the_op = case.check.startswith(("op.", "probe.")) and not planned.control
+        if chosen and of_the_op and case.levels.get("sm") == own:
             yield planned
 
 
@@ -86,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--profile", default="cpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--share", type=int, default=8)
+    parser.add_argument("--select", nargs="*", default=[], help="parts of case ids, with * and ?")
     parser.add_argument("--subjects", nargs="*", default=list(GOOD))
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -93,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records: list[CaseRecord] = []
     accused = 0
     for seed in options.seeds:
-        for name, record in judged(subjects, planned_cases(options.profile, seed, options.share)):
+        cells = planned_cases(options.profile, seed, options.share, options.select)
+        for name, record in judged(subjects, cells):
             records.append(record)
             line = accusation(name, record)
             accused += bool(line)
