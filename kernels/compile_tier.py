@@ -68,6 +68,7 @@ class Build:
         divisible: arguments (pointers included) that are multiples of 16, as the launcher would find.
         label: what tells this specialisation from the others of the kernel.
         min_sm: the first SM that it is for.
+        not_on: SMs on which the host refuses what would launch it.
     """
 
     kernel: str
@@ -78,6 +79,7 @@ class Build:
     divisible: tuple[str, ...] = ()
     label: str = ""
     min_sm: int = 80
+    not_on: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -397,7 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def is_for(build: Build, sm: int) -> bool:
     """Whether a build is for an SM, and so is its row."""
     row = row_named(build)
-    return sm >= build.min_sm and row.sm[0] <= sm <= row.sm[1]
+    return sm >= build.min_sm and row.sm[0] <= sm <= row.sm[1] and sm not in build.not_on
 
 
 def made(

@@ -15,6 +15,7 @@ from typing import Any
 from qualify.canonical import digest_bytes
 from qualify.guard import lent_streams
 from qualify.probe import guarded
+from qualify.subject_files import PREFIX, lies_in
 from qualify.subjects import Subject, load_subject, offers
 
 MAX_FILES = 400
@@ -27,10 +28,10 @@ def load_and_describe(name: str, origin: str) -> tuple[Subject, dict[str, Any]]:
         name: how ids call it.
         origin: where it is loaded from.
     """
-    before = set(sys.modules)
+    before = dict(sys.modules)
     with lent_streams():
         subject = load_subject(name, origin)
-    return subject, facts(subject, set(sys.modules) - before)
+    return subject, facts(subject, {n for n, m in sys.modules.items() if before.get(n) is not m})
 
 
 def facts(subject: Subject, imported: set[str]) -> dict[str, Any]:
@@ -66,13 +67,16 @@ def facts(subject: Subject, imported: set[str]) -> dict[str, Any]:
 def files(module: ModuleType | None, imported: set[str]) -> dict[str, str]:
     """Path -> digest of the subject's own file and of the files that its import brought in from its packages.
 
-    Packages: those of the module itself and those that it names in `PACKAGES`. Paths are relative to the
-    folder that holds the package, so that they read the same on every machine.
+    Packages: those of the module itself, what lies beside its file, and those that it names in `PACKAGES`.
+    Paths are relative to the folder that holds the package, so that they read the same on every machine.
     """
     if module is None:
         return {}
     roots = {module.__name__.partition(".")[0], *map(str, getattr(module, "PACKAGES", ()))}
     names = {n for n in {*imported, *sys.modules} if n.partition(".")[0] in roots} | {module.__name__}
+    home = _folder(module) if module.__name__.startswith(PREFIX) else None
+    if home is not None:
+        names |= {n for n in imported if lies_in(home, sys.modules.get(n))}
     found: dict[str, str] = {}
     for name in sorted(names)[:MAX_FILES]:
         path = Path(str(getattr(sys.modules.get(name), "__file__", None)))
@@ -83,6 +87,8 @@ def files(module: ModuleType | None, imported: set[str]) -> dict[str, str]:
 
 
 def _module_path(name: str, path: Path) -> str:
+    if name.startswith(PREFIX):
+        name = name.partition(".")[2] or name
     if name == path.stem or "." not in name:
         return path.name
     folders = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]

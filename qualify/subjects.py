@@ -23,9 +23,8 @@ import importlib
 import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +32,7 @@ from typing import Any
 
 from qualify.capabilities import carrier_name
 from qualify.errors import UsageError
+from qualify.subject_files import import_file
 
 USUAL_ARITHMETIC: Mapping[str, str] = {"fp32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 """What a carrier's matmul operands are rounded to when the subject declares nothing."""
@@ -173,7 +173,8 @@ def subject_name(spec: str) -> str:
 
 
 def resolve_subject(spec: str, known: Mapping[str, str]) -> str:
-    """Where workers load a subject from: a `.py` file's absolute path or a dotted module.
+    """Where workers load a subject from: a `.py` file's absolute path, a dotted module, or an object in one
+    (`module:object`).
 
     Nothing of the subject is imported here.
 
@@ -214,8 +215,12 @@ def load_subject(name: str, origin: str) -> Subject:
         origin: what `resolve_subject` returned.
     """
     try:
-        module = _import_file(origin) if _is_file(origin) else importlib.import_module(origin)
-        return subject_from_module(module, name, origin)
+        if _is_file(origin):
+            return subject_from_module(import_file(origin), name, origin)
+        dotted, _, attribute = origin.partition(":")
+        module = importlib.import_module(dotted)
+        named = functools.reduce(getattr, filter(None, attribute.split(".")), module)
+        return replace(subject_from_module(named, name, origin), module=module)
     except BaseException as error:  # noqa: BLE001 - a foreign module may raise anything, SystemExit included
         return Subject(name=name, origin=origin, import_error=describe(error))
 
@@ -236,18 +241,3 @@ def describe(error: BaseException) -> str:
 
 def _is_file(spec: str) -> bool:
     return spec.endswith(".py")
-
-
-def _import_file(path: str) -> ModuleType:
-    """A module out of a file, under a name of its own; its folder is importable from it."""
-    name = "gdn_qualify_subject_" + re.sub(r"\W", "_", path)
-    folder = str(Path(path).parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    found.loader.exec_module(module)
-    return module

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from kernels.compile_tier import Build
+from kernels.compile_tier import ARCHITECTURES, Build
 from kernels.gdn import launch_table as launch_table  # registers the rows
 from kernels.gdn.core import OPERANDS, SOLVE_PRECISION, padded
+from kernels.gdn.validate import LESS_MEMORY, WIDEST_THERE
 from kernels.launch import LaunchRow, rows_of
 from kernels.options import CONVERSIONS
 
@@ -179,7 +180,14 @@ def build_of(kernel: str, row: LaunchRow, shape: Shape, conversion: str) -> Buil
         divisible=tuple(name for name, kind in arguments.items() if kind.startswith("*") and name in names),
         label=f"{shape.label},{conversion}" if rounds(kernel, shape) else shape.label,
         min_sm=CONVERSIONS[conversion].min_sm,
+        not_on=refusing(shape),
     )
+
+
+def refusing(shape: Shape) -> tuple[int, ...]:
+    """The architectures on which the host refuses a shape."""
+    wide = shape.K > WIDEST_THERE and shape.carrier != "bf16"
+    return tuple(sm for sm in ARCHITECTURES if wide and any(sm in sms for sms in LESS_MEMORY))
 
 
 def argument_names(entry: str) -> tuple[str, ...]:

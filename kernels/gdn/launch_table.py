@@ -76,6 +76,17 @@ ROWS = register(
             BV=16,
         ),
         _row("gdn_state", "bf16-w4-s3", "2 stages take 16 % longer", 4, 3, NARROW_128, HOPPER, BV=64),
+        _row(
+            "gdn_state",
+            "bf16-w8-halves",
+            "half of 128 KB of shared memory, and of the spills; SM 8.6 and 8.9 have 99",
+            8,
+            1,
+            {**BF16, "K": (256,), "tile": (128,)},
+            (86, 89),
+            HALVES=2,
+            BV=64,
+        ),
         _row("gdn_state", "bf16-w8", "least shared memory", 8, 1, WIDE_BF16, BV=64),
         _row(
             "gdn_state",

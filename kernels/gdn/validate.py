@@ -20,6 +20,11 @@ SIZES = (16, 256)
 
 MIN_SM = 80
 
+LESS_MEMORY = (range(86, 90), range(120, 130))
+"""SMs whose blocks have 99 KB of shared memory; the backward of wide fp32 operands takes 132."""
+
+WIDEST_THERE = 128
+
 PRECISIONS = ("tf32", "ieee")
 
 _CHECKED_BOUNDARIES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -64,6 +69,21 @@ def check_tensors(
     sm = sm_of(q)
     if sm != INTERPRETER and sm < MIN_SM:
         raise NotImplementedError(f"the op needs SM 8.0 or newer, got SM {sm / 10}; use another device")
+    check_memory(q, sm)
+
+
+def check_memory(q: Tensor, sm: int) -> None:
+    """Refuses what does not fit a block's shared memory.
+
+    Raises:
+        NotImplementedError: fp32 operands (of fp32 and fp16 carriers) with many keys, where there is little.
+    """
+    wide = q.shape[3] > WIDEST_THERE and q.dtype != torch.bfloat16
+    if wide and any(sm in sms for sms in LESS_MEMORY):
+        raise NotImplementedError(
+            f"K must be at most {WIDEST_THERE} with {q.dtype} on SM {sm / 10}, whose shared memory holds no "
+            f"more fp32 operands, got K = {q.shape[3]}; use bf16, or split the heads"
+        )
 
 
 def check_dtypes(

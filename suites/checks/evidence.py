@@ -533,7 +533,7 @@ def checked_op(subject: Subject, problem: Problem) -> Callable[..., tuple[Tensor
 
     def checked(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         found = op(*args, **options)
-        if not isinstance(found, tuple) or len(found) != 2:
+        if not isinstance(found, tuple | list) or len(found) != 2:
             raise WrongResultError(
                 holds(
                     "result", 1, 1, f"(o, final_state) was expected, got {_described(found)}", failure=SHAPE
@@ -552,7 +552,7 @@ def checked_op(subject: Subject, problem: Problem) -> Callable[..., tuple[Tensor
 
 
 def _described(found: object) -> str:
-    return f"a tuple of {len(found)}" if isinstance(found, tuple) else type(found).__name__
+    return f"a sequence of {len(found)}" if isinstance(found, tuple | list) else type(found).__name__
 
 
 def judge(evidence: Evidence, outcome: Outcome, wrong_answers: Sequence[str] = ()) -> list[Comparison]:
