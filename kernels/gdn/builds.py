@@ -7,6 +7,7 @@ shape with the row that `row_for` would choose.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,7 +181,7 @@ def build_of(kernel: str, row: LaunchRow, shape: Shape, conversion: str) -> Buil
         divisible=tuple(name for name, kind in arguments.items() if kind.startswith("*") and name in names),
         label=f"{shape.label},{conversion}" if rounds(kernel, shape) else shape.label,
         min_sm=CONVERSIONS[conversion].min_sm,
-        not_on=refusing(shape),
+        not_on=refusing(shape) or too_small(row, facts_of(kernel, shape)),
     )
 
 
@@ -188,6 +189,12 @@ def refusing(shape: Shape) -> tuple[int, ...]:
     """The architectures on which the host refuses a shape."""
     wide = shape.K > WIDEST_THERE and shape.carrier != "bf16"
     return tuple(sm for sm in ARCHITECTURES if wide and any(sm in sms for sms in LESS_MEMORY))
+
+
+def too_small(row: LaunchRow, facts: Mapping[str, object]) -> tuple[int, ...]:
+    """The architectures that have a row of their own for a launch that does not fit them with this one."""
+    whole = row.name == "gdn_state:bf16-w8" and (facts["K"], facts["tile"]) == (256, 128)
+    return (86, 89) if whole else ()
 
 
 def argument_names(entry: str) -> tuple[str, ...]:

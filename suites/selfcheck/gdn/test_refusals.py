@@ -143,6 +143,22 @@ def test_an_older_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         check_tensors(a["q"], a["k"], a["v"], a["g"], a["beta"], a["initial_state"], None, False)
 
 
+@pytest.mark.parametrize(
+    ("sm", "carrier", "K"), [(86, "float32", 144), (89, "float16", 256), (121, "float32", 256)]
+)
+def test_more_fp32_operands_than_shared_memory_holds_are_refused(
+    monkeypatch: pytest.MonkeyPatch, sm: int, carrier: str, K: int
+) -> None:
+    monkeypatch.setattr("kernels.gdn.validate.sm_of", lambda x: sm)
+    a = arguments()
+    wide = a["q"].new_zeros(*a["q"].shape[:3], K).to(getattr(torch, carrier))
+    others = (a["v"].to(wide.dtype), a["g"], a["beta"], None, None, False)
+    with pytest.raises(NotImplementedError, match=f"K must be at most 128 .* got K = {K}; use bf16"):
+        check_tensors(wide, wide, *others)
+    monkeypatch.setattr("kernels.gdn.validate.sm_of", lambda x: 90)
+    check_tensors(wide, wide, *others)
+
+
 def test_boundaries_are_read_again_after_they_were_changed_in_place() -> None:
     a = arguments() | {"initial_state": None}
     bounds = torch.tensor([0, T])
