@@ -76,6 +76,10 @@ class Arithmetic:
         """The cumulative sum along the last axis."""
         return cast(Tensor, _Cumsum.apply(self, g))  # type: ignore[no-untyped-call]
 
+    def total(self, last: Tensor) -> Tensor:
+        """The sum of all gates of a chunk, given as the last cumulative one; it may be added up apart."""
+        return last
+
     def decay(self, later: Tensor, earlier: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
         """`exp(later - earlier)`, zero where `keep` is false; masked before the exponential.
 
@@ -283,6 +287,14 @@ class Noisy(Arithmetic):
         # which rounds once more.
         steps = (total * (x != 0.0)).mul_(self._unit(x)).mul_(2.0 * UNIT_ROUNDOFF)
         return self.round(total + steps.cumsum(-1), "fp32", "nearest")  # equal sums stay equal
+
+    def total(self, last: Tensor) -> Tensor:
+        """In another order, as a reduction beside a scan has it: no difference to a partial sum is exact."""
+        if self.accumulate == "exact":
+            return last
+        x = last.detach()
+        apart = self.round(x + x * self._unit(x) * (2.0 * UNIT_ROUNDOFF), "fp32", "nearest")
+        return last + (apart - x)
 
     def _suffix_sums(self, x: Tensor) -> Tensor:
         total = super()._suffix_sums(x)

@@ -118,7 +118,7 @@ def inside(call: Call, name: int, plan: Plan, chunks: Chunks) -> Inside:
     arithmetic, semantics, term = call.arithmetic, call.semantics, call.term
     q, k, v, g, beta = chunks
     cumulative = _cumulative_gate(call, plan, g)
-    last = term(_last_gate(call, plan, cumulative), "dg.last")
+    last = term(arithmetic.total(_last_gate(call, plan, cumulative)), "dg.last")
     lower = torch.ones(plan.width, plan.width, dtype=torch.bool, device=k.device).tril()
     gamma = arithmetic.decay(cumulative.unsqueeze(-1), cumulative.unsqueeze(-2), lower)
     from_start = arithmetic.decay(cumulative)

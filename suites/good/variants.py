@@ -40,6 +40,26 @@ class OtherPath(EagerGDN):
         return x if off and n.carrier == torch.float32 else super().operand(x, n)
 
 
+class OwnTotals(EagerGDN):
+    """Gates are added up in a tree, and once more for the chunk as a whole."""
+
+    def cumulate(self, g: Tensor, n: Notes) -> Tensor:
+        """Each step adds what is twice as far away (Hillis and Steele)."""
+        distance = 1
+        while distance < g.shape[-1]:
+            g = g + torch.nn.functional.pad(g[..., :-distance], (distance, 0))
+            distance *= 2
+        return g
+
+    def total(self, n: Notes) -> Tensor:
+        """A reduction, from the end."""
+        return torch.stack(n.g.flip(-1).unbind(-1)).cumsum(0)[-1]
+
+
+class OwnTotalsIeee(OwnTotals, Ieee):
+    """The same where nothing else hides it."""
+
+
 class Substitution(EagerGDN):
     """The system is solved for each right side, and its inverse never made."""
 

@@ -420,7 +420,7 @@ class EagerGDN:
         n.q, n.k, n.v = (self.gather(x, n) for x in (q, k, v))
         n.g, n.beta = self.gather(g, n), self.gather(beta, n)
         n.G = self.cumulate(n.g, n)
-        n.G_last = n.G[..., -1]
+        n.G_last = self.total(n)
         n.gam = self.relative_decay(n.G, n)
         n.lower = self.interaction(n)
         n.inverse = self.inverse(n.lower, n)
@@ -437,6 +437,10 @@ class EagerGDN:
     def cumulate(self, g: Tensor, n: Notes) -> Tensor:
         """The running sum of g inside each chunk."""
         return g.cumsum(-1)
+
+    def total(self, n: Notes) -> Tensor:
+        """The sum of all gates of each chunk, `[chunks, M]`."""
+        return n.G[..., -1]
 
     def decay(self, G: Tensor) -> Tensor:
         """The decay of a natural logarithm."""
