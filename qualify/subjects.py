@@ -121,36 +121,54 @@ OPTIONS: Mapping[str, Any] = {
 
 
 def _taking(options: Mapping[str, Any], function: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """A function for callers that name every option: one that its signature lacks is left out at its default
-    and declined at any other value."""
-    absent = _absent(options, function) if function is not None else ()
-    if function is None or not absent:
+    """A function for callers that name every option: one that it does not take is left out at its default and
+    declined at any other value. A wrapper may show that it takes anything; then a call tells."""
+    if function is None:
+        return None
+    shown = _shown_parameters(function)
+    absent = set() if shown is None else {name for name in options if name not in shown}
+    if shown is not None and not absent:
         return function
 
     @functools.wraps(function)
     def called(*tensors: Any, **given: Any) -> Any:
-        for name in absent:
-            value, default = given.pop(name, options[name]), options[name]
-            plain = isinstance(value, bool | int | float | str)
-            if value is not default and not (plain and value == default):
-                shown = repr(value) if plain else type(value).__name__
-                raise NotImplementedError(
-                    f"{name} must stay at {default!r}, got {shown}: the function does not take it; add it"
-                )
-        return function(*tensors, **given)
+        while True:
+            taken = {name: value for name, value in given.items() if name not in absent}
+            for name in absent & given.keys():
+                _declined_unless_default(name, given[name], options[name])
+            try:
+                return function(*tensors, **taken)
+            except TypeError as error:
+                name = _unexpected(error)
+                if shown is not None or name not in options or name not in taken:
+                    raise
+                absent.add(name)
 
     return called
 
 
-def _absent(options: Mapping[str, Any], function: Callable[..., Any]) -> tuple[str, ...]:
-    """The options that a signature lacks; none where it takes any keyword or cannot be read."""
+def _declined_unless_default(name: str, value: Any, default: Any) -> None:
+    plain = isinstance(value, bool | int | float | str)
+    if value is not default and not (plain and value == default):
+        shown = repr(value) if plain else type(value).__name__
+        raise NotImplementedError(
+            f"{name} must stay at {default!r}, got {shown}: the function does not take it; add it"
+        )
+
+
+def _unexpected(error: TypeError) -> str:
+    """The keyword that a call did not take, out of what Python says of it; empty for any other error."""
+    found = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+    return found[1] if found else ""
+
+
+def _shown_parameters(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The parameters of a signature; None where it takes any keyword or cannot be read."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return ()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return ()
-    return tuple(name for name in options if name not in parameters)
+        return None
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else frozenset(parameters)
 
 
 def declared_arithmetic(module: ModuleType | Any) -> dict[str, str]:

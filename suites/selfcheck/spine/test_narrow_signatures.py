@@ -32,6 +32,24 @@ def test_an_option_at_its_default_needs_no_argument() -> None:
     assert op_of(narrow)(1, 2, 3, 4, 5, **{**OPTIONS, "scale": 0.5}) == (15, 0.5)
 
 
+class Layer(torch.nn.Module):
+    """An op as a layer, whose call shows no signature."""
+
+    def forward(self, *tensors: float, scale: float | None = None) -> Any:
+        return narrow(*tensors, scale=scale)  # type: ignore[misc]
+
+
+def test_what_a_wrapper_passes_on_to_a_narrow_op_is_left_out() -> None:
+    def wrapped(*tensors: Any, **options: Any) -> Any:
+        return narrow(*tensors, **options)
+
+    for op in (op_of(wrapped), op_of(Layer())):
+        for _ in range(2):
+            assert op(1, 2, 3, 4, 5, **{**OPTIONS, "scale": 0.5}) == (15, 0.5)
+        with pytest.raises(NotImplementedError, match="w_format must stay at None, got 'e4m3'"):
+            op(1, 2, 3, 4, 5, **{**OPTIONS, "w_format": "e4m3"})
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("state_v_first", True), ("state_block_v", 32), ("w_format", "e4m3"), ("cu_seqlens", torch.zeros(2))],
