@@ -56,6 +56,7 @@ class Profile:
         elsewhere: how the cells of the other SMs are covered. They are planned and recorded as skipped.
         other_sms: the other SMs whose cells are planned.
         time_limit_s: a case that runs longer hangs.
+        interpreted_limit_s: the same, at least, where kernels are interpreted.
         import_limit_s: a subject that takes longer to import hangs.
         workers: how many processes run cases on a machine without a GPU.
         workers_per_gpu: how many share one GPU at most; never more in all than the machine has cores. Cases
@@ -71,6 +72,7 @@ class Profile:
     elsewhere: Strength = "each"
     other_sms: tuple[str, ...] = ()
     time_limit_s: float = 60.0
+    interpreted_limit_s: float = 60.0
     import_limit_s: float = 60.0
     workers: int = 2
     workers_per_gpu: int = 1

@@ -29,6 +29,7 @@ from qualify.execute import (
     terminated_as_interrupted,
 )
 from qualify.harness import harness_facts
+from qualify.interpreted import defines_kernels
 from qualify.log import LOG_NAME
 from qualify.plan import Plan, PlannedSubject, case_from_id, select
 from qualify.planning import make_plan
@@ -310,16 +311,18 @@ def render(folder: Annotated[Path, typer.Argument(help="A run's folder, or a rec
 
 
 def _plan(rows: Tables, profile: str, specs: Sequence[str], seed: int, path: str) -> Plan:
-    subjects = [
-        PlannedSubject(subject_name(spec), resolve_subject(spec, rows.subjects), spec)
-        for spec in specs or rows.default_subjects
-    ]
+    subjects = [_planned_subject(rows, spec) for spec in specs or rows.default_subjects]
     names = [s.name for s in subjects]
     if len(set(names)) != len(names) or not names:
         raise UsageError(
             f"each subject must have a name of its own, got {', '.join(names) or 'none'}; rename one"
         )
     return make_plan(rows, profile, subjects, seed=seed, path=path)
+
+
+def _planned_subject(rows: Tables, spec: str) -> PlannedSubject:
+    origin = resolve_subject(spec, rows.subjects)
+    return PlannedSubject(subject_name(spec), origin, spec, defines_kernels(origin))
 
 
 def _devices() -> tuple[str, ...]:

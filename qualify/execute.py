@@ -234,15 +234,15 @@ class _Session:
     def hang(self, case_id: str, event: Mapping[str, Any]) -> None:
         """Kills a worker and records that its case hung.
 
-        A planted fault is the project's own, and says nothing of whoever is judged: the first time, it is run
-        once more when the others have ended.
+        Who was at work when the time was over may have compiled, and a planted fault is the project's own and
+        says nothing of whoever is judged: the first time, these are run once more when the others have ended.
         """
         with contextlib.suppress(ProcessLookupError):
             os.kill(event["pid"], signal.SIGKILL)
         importing = event.get("importing")
         what = f"importing {importing}" if importing else "it"
         reason = f"{what} did not end within {event['limit_s']:g} s"
-        if self.plan.by_id[case_id].control and case_id not in self.reader.log.repeated:
+        if self.may_repeat(case_id) and not importing:
             self.killed.add(case_id)
             self.running.pop(case_id, None)
             self.log.write("repeated", case_id=case_id, reason=reason)
@@ -253,6 +253,15 @@ class _Session:
         if self.hangs[subject] > HANGS_ALLOWED:
             hung = f"importing {subject}" if importing else f"{self.hangs[subject]} cases of {subject}"
             self.stop(subject, f"not run: {hung} hung")
+
+    def may_repeat(self, case_id: str) -> bool:
+        """Whether a case that had its time is run once more: a planted fault, and a few that were at work."""
+        planned, repeated = self.plan.by_id[case_id], self.reader.log.repeated
+        if planned.control or case_id in repeated:
+            return case_id not in repeated
+        subject = planned.case.subject
+        before = sum(self.plan.by_id[other].case.subject == subject for other in repeated)
+        return self.deadlines[case_id].busy and before <= HANGS_ALLOWED
 
     def crash(self, case_id: str, event: Mapping[str, Any]) -> None:
         """Records that a worker died under a case, unless it has a record or is to be run once more."""
@@ -296,8 +305,11 @@ class _Session:
 
 def _on_started(session: _Session, event: Mapping[str, Any]) -> None:
     if event["case_id"] not in session.recorded:
-        session.running[event["case_id"]] = dict(event)
-        session.deadlines[event["case_id"]] = Deadline(event)
+        given = dict(event)
+        if event["case_id"] in session.reader.log.repeated:
+            given["limit_s"] += session.plan.profile.import_limit_s
+        session.running[event["case_id"]] = given
+        session.deadlines[event["case_id"]] = Deadline(given)
 
 
 def _on_finished(session: _Session, event: Mapping[str, Any]) -> None:

@@ -39,6 +39,8 @@ class Deadline:
         self._start, self._used = float(event["time"]), float(event["cpu_s"])
         self._waited = (self._start, self._used)
         """Clock and the worker's processor time when something that it waits for was last seen at work."""
+        self.busy = False
+        """Whether the time was over while the case, or what it waits for, was still at work."""
         self._look: tuple[float, float | None, bool | None] | None = None
 
     def passed(self, now: float, used: float | None, below: Callable[[], float | None]) -> bool:
@@ -53,7 +55,10 @@ class Deadline:
         wall_s = now - self._start
         if wall_s <= self.limit_s:
             return False
-        if used is None or used - self._used > self.limit_s or wall_s > PATIENCE * self.limit_s:
+        if used is None:
+            return True
+        if used - self._used > self.limit_s or wall_s > PATIENCE * self.limit_s:
+            self.busy = True
             return True
         at_work = self._at_work(now, below)
         if at_work:

@@ -61,7 +61,7 @@ class Log:
         environments: worker -> what it read about its machine.
         subjects: subject -> the facts that the first worker read about it.
         died: ids of cases under which a worker died.
-        repeated: planted fault's case -> why it is run once more.
+        repeated: case -> why it is run once more.
         stopped: subject -> why the rest of its cases is not run.
         damaged: lines that could not be read.
     """

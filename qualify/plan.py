@@ -53,11 +53,13 @@ class PlannedSubject:
         name: how ids call it.
         spec: where workers load it from.
         given: what the user wrote, for commands that repeat a case.
+        interpreted: whether it has kernels that run in an interpreter where there is no GPU.
     """
 
     name: str
     spec: str
     given: str = ""
+    interpreted: bool = False
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _variants(
     """The forms that a row takes: the whole of it, and what is left where a subject is interpreted."""
     if row.control:
         return [(row, [CONTROLS_SUBJECT])]
-    slow = [s.name for s in subjects if profile.sm == "cpu" and s.name in tables.interpreted]
+    slow = [s.name for s in subjects if profile.sm == "cpu" and s.interpreted]
     others = [s.name for s in subjects if s.name not in slow]
     made = [(row, others), (_interpreted(row, profile), slow)]
     return [(variant, names) for variant, names in made if names]
@@ -92,8 +92,10 @@ def _interpreted(row: CheckRow, profile: Profile) -> CheckRow:
     """The row with what its options take away from interpreted subjects written as constraints on the CPU."""
     options = row.profiles[profile.name]
     less = options.interpreted
+    own = (less.time_limit_s if less else None) or options.time_limit_s or profile.time_limit_s
+    limit = max(own, profile.interpreted_limit_s)
     if less is None:
-        return row
+        return replace(row, profiles={profile.name: replace(options, time_limit_s=limit)})
     kept = dict(less.axes) | ({REGIME_AXIS: less.regimes} if less.regimes else {})
     whole = {axis: options.axes.get(axis, levels) for axis, levels in row.axes.items()}
     whole[REGIME_AXIS] = options.regimes or row.regimes
@@ -108,7 +110,7 @@ def _interpreted(row: CheckRow, profile: Profile) -> CheckRow:
         strength=less.strength or options.strength,
         seeds=less.seeds,
         must_run=less.must_run,
-        time_limit_s=less.time_limit_s or options.time_limit_s,
+        time_limit_s=limit,
     )
     return replace(row, constraints=(*row.constraints, *extra), profiles={profile.name: changed})
 

@@ -144,6 +144,7 @@ class Worker:
         self.name = name
         self.log = LogWriter(folder / LOG_NAME)
         self._subjects: dict[str, Any] = {}
+        self._begun: set[str] = set()
         self._described = False
         if "PYTEST_XDIST_WORKER" in os.environ:
             _take_device(folder)
@@ -162,8 +163,12 @@ class Worker:
             own = self.gpu
         except RuntimeError as error:
             return self._recorded(blank(planned, Verdict.ERROR, str(error), worker=self.name))
+        first = planned.case.subject not in self._begun
         subject = self._subject(plan, planned)
-        self._note_start(planned, planned.time_limit_s)
+        self._begun.add(planned.case.subject)
+        # what compiles as it goes does so in its first call, often for longer than a case may take
+        allowance = plan.profile.import_limit_s if first and not planned.control else 0.0
+        self._note_start(planned, planned.time_limit_s + allowance)
         try:
             record = run_case(planned, subject, self.name)
         except PoisonedWorkerError as poisoned:

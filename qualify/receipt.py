@@ -222,6 +222,7 @@ def _subject_facts(plan: Plan, log: Log) -> list[dict[str, Any]]:
                 }
             ),
             **({"given": s.given} if s.given not in ("", s.name) else {}),
+            **({"interpreted": True} if s.interpreted else {}),
         }
         for s in plan.subjects
     ]

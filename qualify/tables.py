@@ -48,7 +48,6 @@ class Tables:
         wrong_answers: what must be excluded, for subjects that offer the op.
         subjects: built-in subjects by name: where each is loaded from.
         default_subjects: what is judged when none is named.
-        interpreted: names of subjects whose kernels run in an interpreter where there is no GPU.
         sweep: an axis whose levels are run one after the other, every check of a level together, so that a
             run that is cut short has whole levels; empty: the cases come check by check.
     """
@@ -61,7 +60,6 @@ class Tables:
     wrong_answers: tuple[WrongAnswerRow, ...] = ()
     subjects: Mapping[str, str] = field(default_factory=dict)
     default_subjects: tuple[str, ...] = ()
-    interpreted: tuple[str, ...] = ()
     sweep: str = ""
 
     def profile(self, name: str) -> Profile:

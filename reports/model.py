@@ -74,6 +74,7 @@ class SubjectFacts:
     deterministic: bool = True
     import_error: str = ""
     given: str = ""
+    interpreted: bool = False
 
 
 @dataclass(frozen=True)

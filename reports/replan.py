@@ -20,7 +20,7 @@ def differences(receipt: Receipt, tables: Tables) -> Iterator[str]:
         UsageError: the tables have no such profile, or make no plan for it.
     """
     plan = receipt.body.plan
-    subjects = [PlannedSubject(s.name, s.origin, s.given) for s in receipt.body.subjects]
+    subjects = [PlannedSubject(s.name, s.origin, s.given, s.interpreted) for s in receipt.body.subjects]
     made = jsonable(plan_part(make_plan(tables, plan.profile, subjects, seed=plan.seed)))
     recorded = receipt.raw["plan"]
     for name in sorted({*made, *recorded}):

@@ -27,5 +27,4 @@ TABLES = Tables(
     wrong_answers=ROWS,
     subjects=SUBJECTS,
     default_subjects=("kernels",),
-    interpreted=("kernels", "kernels.qdq"),
 )

@@ -117,3 +117,35 @@ def test_a_first_call_may_compile_for_longer_than_a_case(tmp_path: Path) -> None
     subject.write_text(SUBJECT.format(code=BUSY.format(seconds=5.0)))
     subprocess.run(command("--subject", subject, folder=tmp_path / "out"), capture_output=True, check=False)
     assert tally(read_receipt_file(tmp_path / "out" / "receipt.json"))["mine"] == {"passed": 8}
+
+
+COMPILES = """
+import pathlib, time
+kept = pathlib.Path({folder!r})
+def qdq_w(w, *, fmt='e4m3'):
+    name = kept / str(len(list(kept.iterdir())))
+    if len(list(kept.iterdir())) < {times}:
+        end = time.time() + {seconds}
+        while time.time() < end: pass
+        name.touch()
+    return 2 * w
+"""
+
+
+def test_a_process_may_compile_in_itself_for_longer_than_a_case(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    subject = tmp_path / "mine.py"
+    subject.write_text(COMPILES.format(folder=str(kept), seconds=3.0, times=2))
+    words = command("--subject", subject, "--workers", "1", folder=tmp_path / "out")
+    subprocess.run(words, capture_output=True, check=False)
+    assert tally(read_receipt_file(tmp_path / "out" / "receipt.json"))["mine"] == {"passed": 8}
+
+
+def test_an_endless_loop_hangs_and_ends_the_run(tmp_path: Path) -> None:
+    subject = tmp_path / "mine.py"
+    subject.write_text("def qdq_w(w, *, fmt='e4m3'):\n    while True: pass\n")
+    subprocess.run(command("--subject", subject, folder=tmp_path / "out"), capture_output=True, check=False)
+    found = tally(read_receipt_file(tmp_path / "out" / "receipt.json"))["mine"]
+    assert found["hang"] == 2
+    assert found["not_run"] == 6

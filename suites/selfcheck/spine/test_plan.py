@@ -55,10 +55,19 @@ def test_seed_moves_every_case_and_the_digest() -> None:
 
 
 def test_an_interpreted_subject_gets_the_time_that_its_options_say() -> None:
-    options = Options(interpreted=Options("each", axes={"number": ("2",)}, time_limit_s=60.0))
-    slow = replace(with_row(profiles={"tiny": options}), interpreted=("mine",))
-    run = [p for p in plan(slow).cases if p.case.levels["sm"] == "cpu"]
-    assert {(p.case.levels["number"], p.time_limit_s) for p in run} == {("2", 60.0)}
+    options = Options(interpreted=Options("each", axes={"number": ("2",)}, time_limit_s=70.0))
+    slow = with_row(profiles={"tiny": options}).validated()
+    made = make_plan(slow, "tiny", [replace(MINE, interpreted=True)])
+    run = [p for p in made.cases if p.case.levels["sm"] == "cpu"]
+    assert {(p.case.levels["number"], p.time_limit_s) for p in run} == {("2", 70.0)}
+    others = [p for p in plan(slow).cases if p.case.levels["sm"] == "cpu"]
+    assert {p.case.levels["number"] for p in others} == {"1", "2", "3", "4"}
+
+
+def test_an_interpreted_subject_has_more_time_where_nothing_is_said() -> None:
+    made = make_plan(TABLES, "tiny", [replace(MINE, interpreted=True)])
+    assert {p.time_limit_s for p in made.cases} == {TABLES.profile("tiny").interpreted_limit_s}
+    assert {p.time_limit_s for p in plan().cases} == {TABLES.profile("tiny").time_limit_s}
 
 
 def test_plan_survives_json() -> None:

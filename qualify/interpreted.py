@@ -1,0 +1,111 @@
+"""Whether a subject has Triton kernels of its own, which run in an interpreter where there is no GPU.
+
+A call of such a kernel takes seconds there, so less is asked of it. That is found in the subject's text: a
+plan is made before anything of a subject is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+TRITON = "triton"
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of packages that are installed side by side."""
+
+MAX_FILES = 400
+"""More files are not read."""
+
+
+def defines_kernels(origin: str) -> bool:
+    """Whether a subject's file or module defines a Triton kernel, or what it imports of its own does.
+
+    Its own is what lies beside the file or beside the module's top-level package; of installed packages, the
+    one that holds the module.
+
+    Args:
+        origin: a `.py` file, or a dotted module with or without an object behind a colon.
+    """
+    dotted, only = origin.partition(":")[0], ""
+    if origin.endswith(".py"):
+        home, first = Path(origin).parent, [Path(origin)]
+    else:
+        root = _folder_of(dotted.partition(".")[0])
+        if root is None:
+            return False
+        home, first = root, _files(root, dotted.split("."))
+        only = dotted.partition(".")[0] if INSTALLED & {*root.parts} else ""
+    seen: set[Path] = set()
+    todo = [*first]
+    while todo and len(seen) < MAX_FILES:
+        file = todo.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        if _has_kernel(tree):
+            return True
+        wanted = (parts for parts in _imports(tree, _package(home, file)) if only in ("", *parts[:1]))
+        todo += [found for parts in wanted for found in _files(home, parts)]
+    return False
+
+
+def _folder_of(root: str) -> Path | None:
+    """The folder that holds a top-level module; None where there is none."""
+    try:
+        spec = importlib.util.find_spec(root) if root else None
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return None
+    places = [*map(Path, spec.submodule_search_locations or ())] or [Path(spec.origin or "")]
+    return places[0].parent
+
+
+def _files(home: Path, parts: Sequence[str]) -> list[Path]:
+    """The files that importing `a.b.c` from a folder would run; `c` may be a name inside `b`."""
+    found = []
+    for length in range(1, len(parts) + 1):
+        place = home.joinpath(*parts[:length])
+        found += [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    return found
+
+
+def _package(home: Path, file: Path) -> list[str]:
+    """The package that a file's relative imports are relative to, as parts below a folder."""
+    return [*file.parent.relative_to(home).parts]
+
+
+def _imports(tree: ast.AST, package: Sequence[str]) -> Iterator[list[str]]:
+    """Every module, and every name that may be one, that a text imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = [*package[: len(package) - node.level + 1]] if node.level else []
+            module = above + (node.module.split(".") if node.module else [])
+            yield from ([*module, alias.name] for alias in node.names)
+
+
+def _has_kernel(tree: ast.AST) -> bool:
+    """Whether a text uses `triton.jit`, under whatever name."""
+    modules: set[str] = set()
+    by_name = False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            named = (alias for alias in node.names if alias.name.split(".")[0] == TRITON)
+            modules |= {alias.asname or TRITON for alias in named}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == TRITON:
+            by_name = by_name or any(alias.name == "jit" for alias in node.names)
+    return by_name or any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "jit"
+        and isinstance(node.value, ast.Name)
+        and node.value.id in modules
+        for node in ast.walk(tree)
+    )
