@@ -20,7 +20,7 @@ from qualify.plan import Plan
 from qualify.records import CaseRecord, Comparison, Verdict, jsonable
 from qualify.skips import allowed, overrun, tallies
 from qualify.tables import WrongAnswerRow
-from qualify.verdicts import Exclusion, Judgement, SubjectOffer, judge
+from qualify.verdicts import NOT_SEEN, Exclusion, Judgement, SubjectOffer, judge
 
 SCHEMA_FILE = Path(__file__).with_name("receipt.schema.json")
 
@@ -218,7 +218,7 @@ def _subject_facts(plan: Plan, log: Log) -> list[dict[str, Any]]:
                     "name": s.name,
                     "origin": Path(s.given).name,
                     "offers": [],
-                    "import_error": log.stopped.get(s.name, "no worker got as far as importing it"),
+                    "import_error": log.stopped.get(s.name, NOT_SEEN),
                 }
             ),
             **({"given": s.given} if s.given not in ("", s.name) else {}),

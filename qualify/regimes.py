@@ -33,7 +33,7 @@ AXES: Mapping[str, Axis] = MappingProxyType(
     {
         "dtype": Axis(("fp32", "bf16", "fp16"), "each carrier has its own kernels and its own noise"),
         "grouping": Axis(
-            ("hv1", "hv2", "hv3", "hv4", "hv8", "hv32", "h1", "h3"),
+            ("hv1", "hv2", "hv3", "hv4", "hv8", "hv32", "h1", "h3", "h1hv3"),
             "value heads that share a q/k head are easily mixed up; a head may be the only one, or a third",
         ),
         "block_v": Axis(
@@ -45,6 +45,7 @@ AXES: Mapping[str, Axis] = MappingProxyType(
                 "batch",
                 "batch5",
                 "docs",
+                "one_doc",
                 "many",
                 "unequal",
                 "one_token",
@@ -116,6 +117,7 @@ _HEADS_OF = {
     "hv8": (2, 16),
     "hv32": (2, 64),
     "h1": (1, 1),
+    "h1hv3": (1, 3),
     "h3": (3, 6),
 }
 _SCALARS = {
@@ -126,6 +128,8 @@ _SCALARS = {
 }
 GIVEN_SCALE = 0.7
 """A given scale over the default one: another number, and no power of two."""
+NOTHING_WRITTEN = 0.15
+"""Share of tokens that write nothing, where gates are mixed."""
 _GATE_SIZE = {"weak": 1e-4, "ordinary": 0.1, "strong": 20.0, "extreme": 90.0}
 
 
@@ -141,6 +145,7 @@ def document_lengths(packing: str, length: int) -> tuple[int, ...] | None:
     """
     table: dict[str, tuple[int, ...]] = {
         "docs": (length, 37, 64),
+        "one_doc": (length,),
         "many": (64, length, 1, 66, 0, 70, 17, 128),
         "unequal": (3, length, 1),
         "one_token": (1,) * min(length, 12),
@@ -379,6 +384,8 @@ def _problem(
     fused = at["fused"]
     raw_gate = fused in ("gate", "bare_gate", "all")
     raw_beta = fused in ("sigmoid", "neg", "all")
+    if at["gates"] == "mixed":  # as tokens of padding have
+        d.beta = torch.where(d.numbers.uniform(*d.beta.shape) < NOTHING_WRITTEN, 0.0, d.beta)
     size = {"zero": 1e-6, "mixed": 1.0, "spike": 0.1}.get(at["gates"]) or _GATE_SIZE[at["gates"]]
     heads = torch.arange(value_heads, dtype=torch.float64)
     if raw_gate:

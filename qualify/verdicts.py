@@ -16,6 +16,9 @@ WORST_FIRST = (
 )
 """Of several failing comparisons of a case, the first of these names its verdict."""
 
+NOT_SEEN = "no worker got as far as importing it"
+"""A subject's import error where nothing was seen of it: that is not its failure."""
+
 LACKS = "offers"
 """`requirement` of a case whose subject lacks the function: it does not fail the run by itself."""
 
@@ -123,6 +126,7 @@ def judge(
     if failures:
         return Judgement(Overall.NOT_QUALIFIED, tuple(failures))
     gaps = [
+        *(f"{s.name} was not judged: {NOT_SEEN}" for s in subjects if s.import_error == NOT_SEEN),
         *_missing(records, planned),
         *_not_executed(judged),
         *_uncaught(controls),
@@ -139,10 +143,11 @@ def judge(
 
 
 def _lacking(subjects: Sequence[SubjectOffer]) -> list[str]:
-    reasons = [f"{s.name} could not be imported: {s.import_error}" for s in subjects if s.import_error]
+    seen = [s for s in subjects if s.import_error != NOT_SEEN]
+    reasons = [f"{s.name} could not be imported: {s.import_error}" for s in seen if s.import_error]
     return reasons + [
         f"{s.name} offers neither the op nor a QDQ function"
-        for s in subjects
+        for s in seen
         if not s.import_error and not set(s.offers) & {"chunk_gated_delta_rule", "qdq_state", "qdq_w"}
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -262,6 +263,11 @@ def _span(problem: Problem, sequence: int) -> tuple[slice, slice]:
     return slice(None), slice(int(start), int(end))
 
 
+def _own(x: Tensor, where: int | tuple[slice, slice]) -> Tensor:
+    """A sequence's part of a tensor."""
+    return x[where]
+
+
 def _outside(problem: Problem, name: str, x: Tensor, sequence: int) -> Tensor:
     """What of a tensor belongs to other sequences, flattened."""
     keep = torch.ones_like(x, dtype=torch.bool)
@@ -319,6 +325,11 @@ def _poison_stays(subject: Subject, problem: Problem, target: int) -> Iterator[C
             )
     yield _appears(f"poison_{target}.appears", dirty["o"], lambda o: o[where])
     yield _appears(f"poison_{target}.appears_in_state", dirty["final_state"], lambda s: s[target])
+    for name in ("dq", "dk", "dv", "dg", "dbeta", "dh0"):
+        x = clean[name]
+        own = partial(_own, where=target if name in STATES else where)
+        if x is not None and bool(own(x).any()):
+            yield _appears(f"poison_{target}.appears_in_{name}", dirty[name], own)
 
 
 def _head_poison_stays(subject: Subject, problem: Problem) -> Iterator[Comparison]:

@@ -41,7 +41,7 @@ def run_state(case: Case, subject: Subject) -> CheckOutput:
         case: levels of dtype, format, block_v, layout and length.
         subject: what is judged.
     """
-    return _run(case, subject, _state_probe)
+    return _run(case, subject, {"": _state_probe})
 
 
 def run_write(case: Case, subject: Subject) -> CheckOutput:
@@ -51,7 +51,7 @@ def run_write(case: Case, subject: Subject) -> CheckOutput:
         case: levels of dtype, format, block_v, layout and initial.
         subject: what is judged.
     """
-    return _run(case, subject, _write_probe)
+    return _run(case, subject, {"": _write_probe})
 
 
 def run_w(case: Case, subject: Subject) -> CheckOutput:
@@ -61,8 +61,10 @@ def run_w(case: Case, subject: Subject) -> CheckOutput:
         case: levels of dtype.
         subject: what is judged.
     """
-    probes = (_w_probe, _w_codes_probe, _w_sums_probe)
-    return _run(case, subject, *probes[: 3 if _reads_carrier(case, subject) else 2])
+    probes = {"": _w_probe, "codes.": _w_codes_probe, "adjoint.": _adjoint_probe}
+    if _reads_carrier(case, subject):
+        probes["sums."] = _w_sums_probe
+    return _run(case, subject, probes)
 
 
 def _reads_carrier(case: Case, subject: Subject) -> bool:
@@ -75,9 +77,9 @@ Probe = Callable[[Mapping[str, str], int, Numbers], Exact]
 """Makes an exact problem from levels and the bits that a matmul operand keeps."""
 
 
-def _run(case: Case, subject: Subject, *probes: Probe) -> CheckOutput:
+def _run(case: Case, subject: Subject, probes: Mapping[str, Probe]) -> CheckOutput:
     bits = min(_operand_bits(case, subject), CARRIER_BITS[case.levels["dtype"]])
-    exacts = list(zip(("", "codes.", "sums."), (_made(case, bits, probe) for probe in probes), strict=False))
+    exacts = [(prefix, _made(case, bits, probe)) for prefix, probe in probes.items()]
     return output_of(judged(subject, exacts), *(exact.problem for _, exact in exacts))
 
 
@@ -91,7 +93,7 @@ def _made(case: Case, bits: int, probe: Probe) -> Exact:
     def make() -> Exact:
         exact = probe(case.levels, bits, Numbers(case.seed + 71))
         exact.problem = moved_to(device_of(case), exact.problem)
-        if _silent(case.levels):
+        if _silent(case.levels) or case.levels["heads"] in LARGE:
             exact.wrong = ()  # each would cost what the oracle does
         return exact
 
@@ -378,7 +380,7 @@ def _w_problem(at: Mapping[str, str], bits: int, scale_bits: int, numbers: Numbe
     """The problem and its keys `[N, TOKENS, H, K]`."""
     carrier = CARRIERS[at["dtype"]]
     K = int(at["heads"].split("x")[0])
-    N = 2 if _silent(at) else 8
+    N = 2 if _silent(at) or at["heads"] in LARGE else 8
     k = torch.zeros(N, TOKENS, HEADS, K, dtype=torch.float64)
     for t in range(TOKENS):
         for h, spare in enumerate(SPARE_BITS):
@@ -445,6 +447,64 @@ def _beside_ties(numbers: Numbers, scale: Tensor, count: int, bits: int) -> Tens
     aside = torch.where((aside == 0) | (quotient > 400), torch.inf, aside)
     nearest = aside.topk(count, largest=False).indices
     return values[nearest] * numbers.pick((1.0, -1.0), *nearest.shape)
+
+
+# ---- w: the adjoint of the solve, at a W that rounding moves by as much as it is ----
+
+
+def _adjoint_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
+    """Two keys that meet in one coordinate; of W's first row an element is read that rounding moves far.
+
+    With `k0 = a e_A + s e_B` and `k1 = e_A / 64 + e_X`, an initial state that passes B on to one column, and
+    an incoming gradient d of the final state in row X of that column, the gradient of `L_10` is `d W_0[B]`,
+    up to its sign, and nothing but what it adds to k1 arrives at A.
+    """
+    carrier = CARRIERS[at["dtype"]]
+    K = int(at["heads"].split("x")[0])
+    N, V = 6, 16
+    k = torch.zeros(N, 2, HEADS, K, dtype=torch.float64)
+    state = torch.zeros(N, VALUE_HEADS, K, V)
+    dht = torch.zeros(N, VALUE_HEADS, K, V)
+    group = VALUE_HEADS // HEADS
+    A = torch.zeros(N, HEADS, dtype=torch.long)
+    for n in range(N):
+        for h in range(HEADS):
+            a, b, x = numbers.uniform(K).argsort()[:3].tolist()
+            A[n, h] = a
+            k[n, 0, h, a] = float(numbers.pick((64.0, -64.0), 1))
+            k[n, 0, h, b] = float(numbers.pick(BELOW_THE_CODES, 1)) * 64.0 / 448.0 * 2.0**-9
+            k[n, 1, h, a], k[n, 1, h, x] = 1.0 / 64.0, 1.0
+            for j in range(h * group, (h + 1) * group):
+                column = int(numbers.uniform(1) * V)
+                state[n, j, b, column] = 1.0
+                if j == h * group:  # one value head of each group: a sum would be rounded
+                    dht[n, j, x, column] = float(numbers.pick((1.0, -1.5, 3.0, 0.625), 1))
+    problem = Problem(
+        q=torch.zeros(N, 2, HEADS, K).to(carrier),
+        k=short(k, min(bits, 3)).to(carrier),
+        v=torch.zeros(N, 2, VALUE_HEADS, V).to(carrier),
+        g=torch.zeros(N, 2, VALUE_HEADS),
+        beta=torch.ones(N, 2, VALUE_HEADS),
+        initial_state=state,
+        dht=dht,
+        scale=1.0,
+        w_format="e4m3",
+    )
+
+    def where_they_meet(dk: Tensor) -> Tensor:
+        return dk.reshape(N, -1, HEADS, K)[:, -1].gather(-1, A.to(dk.device)[..., None])
+
+    return Exact(
+        packed(_behind(problem, at), at),
+        {"dk": where_they_meet},
+        "the adjoint of the solve is linearised at the unrounded W: where two keys meet, dk of the second is "
+        "the incoming gradient times an element of W that rounding takes to another number, times the first",
+        wrong=(),
+    )
+
+
+BELOW_THE_CODES = (0.3125, 0.4375, 0.75, 1.5, 1.25)
+"""Quotients by the smallest code that rounding moves by a fifth at least."""
 
 
 # ---- w: a row that is a sum, and has more bits than the carrier ----
@@ -532,7 +592,7 @@ _STATE_AXES = levels("dtype", "format", "block_v", "layout") | {
     "packing": ("batch", "docs"),
 }
 
-LARGE = ("256x16", "16x256", "16x208")
+LARGE = ("256x16", "16x256", "256x208", "256x256")
 """Most keys of a tile, and most tiles, whole ones and a partial one of every width: what a loop leaves out
 beyond its first turns shows, and a tile of the next power of two."""
 
@@ -552,7 +612,8 @@ ROWS = (
         "suites.checks.probes:run_state",
         "the state site alone, with ties, near-ties, tiny and huge tiles, and the gradient that passes it",
         needs=OP,
-        axes=_STATE_AXES | {"length": ("1", "65"), "heads": ("32x48", "16x16", *LARGE, "128x128")},
+        axes=_STATE_AXES
+        | {"length": ("1", "65"), "heads": ("32x48", "16x16", "32x32", *LARGE[:3], "128x128")},
         regimes=("probe",),
         constraints=(
             Constraint(
@@ -560,12 +621,16 @@ ROWS = (
                 SECONDS,
             ),
         ),
-        must_run=tuple({"dtype": dtype, "format": fmt} for dtype in DTYPES for fmt in ("e4m3", "int8")),
+        must_run=(
+            *({"dtype": dtype, "format": fmt} for dtype in DTYPES for fmt in ("e4m3", "int8")),
+            {"heads": "32x32", "block_v": "16", "layout": "vk"},
+            {"heads": "256x208", "block_v": "128"},
+        ),
         profiles=profiles(
             "pairs",
             "triples",
             quick=_QUICK | {"length": ("1",)},
-            cpu_axes={"heads": ("32x48", "16x16", *LARGE)},
+            cpu_axes={"heads": ("32x48", "16x16", "32x32", *LARGE[:3])},
         ),
     ),
     CheckRow(
@@ -599,11 +664,13 @@ ROWS = (
         "single rows of W as they are rounded, and the gradient that passes the rounding",
         needs=OP,
         axes=levels("dtype")
-        | {"sites": ("w",), "packing": ("batch", "docs"), "heads": ("32x32", "64x64", "128x128")}
+        | {"sites": ("w",), "packing": ("batch", "docs"), "heads": ("32x32", "64x64", "128x128", "256x256")}
         | {"before": ("0", SOME, MANY)},
         regimes=("probe",),
         constraints=(
-            Constraint({"sm": ("cpu",), "before": (SOME, MANY), "heads": ("64x64", "128x128")}, SECONDS),
+            Constraint(
+                {"sm": ("cpu",), "before": (SOME, MANY), "heads": ("64x64", "128x128", "256x256")}, SECONDS
+            ),
         ),
         strength="all",
         must_run=tuple({"dtype": dtype} for dtype in DTYPES),
@@ -611,7 +678,7 @@ ROWS = (
             "pairs",
             "all",
             quick={"dtype": ("bf16",), "heads": ("32x32",), "before": ("0",)},
-            cpu_axes={"heads": ("32x32", "128x128")},
+            cpu_axes={"heads": ("32x32", "128x128", "256x256")},
         ),
     ),
 )

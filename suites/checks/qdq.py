@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -254,15 +254,21 @@ def _stack(x: Tensor) -> Tensor:
 
 
 def _gradients(own: Function, x: Tensor) -> list[Comparison]:
-    """The gradients of a matrix and of a stack of matrices."""
-    return [_gradient("gradient", own, x), _gradient("gradient.stack", own, _stack(x))]
+    """The gradients of a matrix and of a stack of matrices, and of a matrix after an overflow."""
+    limits = torch.finfo(x.dtype)
+    extreme = (torch.nan, torch.inf, limits.max, -torch.inf, limits.min, limits.smallest_normal, 1.5)
+    return [
+        _gradient("gradient", own, x),
+        _gradient("gradient.stack", own, _stack(x)),
+        _gradient("gradient.extreme", own, x, extreme),  # a loss scale is found by what arrives not finite
+    ]
 
 
-def _gradient(name: str, own: Function, x: Tensor) -> Comparison:
+def _gradient(name: str, own: Function, x: Tensor, arriving: Sequence[float] = INCOMING) -> Comparison:
     """The gradient of every element, the largest of each group included, is the incoming one."""
     leaf = x.clone().requires_grad_()
-    values = torch.tensor(INCOMING, dtype=torch.float64, device=x.device).to(x.dtype)
-    incoming = values.repeat(-(-x.numel() // len(INCOMING)))[: x.numel()].view(x.shape).clone()
+    values = torch.tensor(arriving, dtype=torch.float64, device=x.device).to(x.dtype)
+    incoming = values.repeat(-(-x.numel() // len(arriving)))[: x.numel()].view(x.shape).clone()
     kept = incoming.clone()
     y = own(leaf)
     if not isinstance(y, Tensor) or y.grad_fn is None:
@@ -272,6 +278,7 @@ def _gradient(name: str, own: Function, x: Tensor) -> Comparison:
         name,
         kept,
         dx if dx is not None else torch.zeros_like(x),
+        nan_equal=True,
         derivation="identity straight-through: the incoming gradient itself at every element",
     )
 

@@ -1,9 +1,10 @@
 """Outputs rounded once, to nearest: each is a product of two short numbers that is longer than the carrier.
 
 In one problem a token's key is a unit vector of its own and its query a multiple of it, so that its output
-is that multiple of its value. In the other a token is alone, and its value and incoming gradient meet in one
-column: dq is a multiple of the key and dk of the query. Every operand of a matmul fits eight bits, every
-product the accumulator; what is left is how a kernel writes its results.
+is that multiple of its value, and dbeta is one of its elements times a power of two. In the other a token is
+alone, and its value and incoming gradient meet in one column: dq is a multiple of the key and dk of the
+query. Every operand of a matmul fits eight bits, every product the accumulator; what is left is how a kernel
+writes its results.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ DERIVATION = (
 
 
 def run(case: Case, subject: Subject) -> CheckOutput:
-    """Judges how o, dq and dk are rounded to the carrier.
+    """Judges how o, dq, dk and dbeta are rounded.
 
     Args:
-        case: levels of dtype, sites, packing and heads.
+        case: levels of dtype, sites, packing, scalars and heads.
         subject: what is judged.
     """
     key = ("rounding", tuple(sorted(case.levels.items())), case.seed, device_of(case))
@@ -49,7 +50,7 @@ def run(case: Case, subject: Subject) -> CheckOutput:
 
 
 def outputs(case: Case) -> Exact:
-    """The problem whose `o` is judged."""
+    """The problem whose `o` and `dbeta` are judged."""
     at, numbers = case.levels, Numbers(case.seed + 83)
     K, V = (int(n) for n in at["heads"].split("x"))
     multiple = _numbers(numbers, SEQUENCES, K, HEADS, 1)
@@ -57,7 +58,11 @@ def outputs(case: Case) -> Exact:
     keys = torch.eye(K, dtype=torch.float64)[own].unsqueeze(2).expand(-1, -1, HEADS, -1)
     of_value_head = multiple.repeat_interleave(VALUE_HEADS // HEADS, 2)
     values = _without_ties(_numbers(numbers, SEQUENCES, K, VALUE_HEADS, V), of_value_head, at["dtype"])
-    return _exact(case, {"o": None}, q=multiple * keys, k=keys, v=values)
+    # one column of each token has a gradient, a power of two: dbeta is the same product as its output
+    column = (numbers.uniform(SEQUENCES, K, VALUE_HEADS, 1) * V).floor().long()
+    arriving = numbers.pick((1.0, -2.0, 0.5, 4.0), SEQUENCES, K, VALUE_HEADS, 1)
+    do = torch.zeros_like(values).scatter(-1, column, arriving)
+    return _exact(case, {"o": None, "dbeta": None}, q=multiple * keys, k=keys, v=values, do=do)
 
 
 def gradients(case: Case) -> Exact:
@@ -78,12 +83,13 @@ def _exact(
     case: Case, parts: dict[str, None], *, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None = None
 ) -> Exact:
     at, carrier = case.levels, CARRIERS[case.levels["dtype"]]
+    scalar = carrier if at["scalars"] == "carrier" else torch.float32
     problem = Problem(
         q=q.to(carrier),
         k=k.to(carrier),
         v=v.to(carrier),
-        g=torch.zeros(v.shape[:3]),
-        beta=torch.ones(v.shape[:3]),
+        g=torch.zeros(v.shape[:3], dtype=scalar),
+        beta=torch.ones(v.shape[:3], dtype=scalar),
         do=None if do is None else do.to(carrier),
         state_format="e4m3" if at["sites"] == "both" else None,
         state_block_v=16,
@@ -110,7 +116,7 @@ ROWS = (
         "results that are cut, or rounded twice, hide in the noise of a 16-bit carrier",
         needs=OP,
         axes=levels("dtype")
-        | {"sites": ("none", "both"), "packing": ("batch", "docs")}
+        | {"sites": ("none", "both"), "packing": ("batch", "docs"), "scalars": ("carrier", "fp32")}
         # the default scale is a power of two
         | {"heads": ("16x16", "64x64")},
         regimes=("probe",),

@@ -15,7 +15,7 @@ OP = ("chunk_gated_delta_rule",)
 
 DTYPES = ("fp32", "bf16", "fp16")
 
-GROUPINGS = ("hv1", "hv2", "hv3", "hv4", "hv8")
+GROUPINGS = ("hv1", "hv2", "hv3", "hv4", "hv8", "h1hv3")
 """Levels of the axis `grouping` but for that of very many heads, which has a row of its own."""
 
 

@@ -16,7 +16,7 @@ from suites.checks.evidence import (
     output_of,
     turn,
 )
-from suites.checks.rows import GROUPINGS, OP, levels, profiles
+from suites.checks.rows import DTYPES, GROUPINGS, OP, levels, profiles
 from suites.checks.stored import stored
 from suites.checks.tie_free import TIE_FREE
 
@@ -118,6 +118,8 @@ ROWS = (
             "scalars",
             "strides",
             "scale",
+            "initial",
+            "final",
         )
         | {"grouping": GROUPINGS},
         regimes=tuple(VALUE_REGIMES),
@@ -147,6 +149,8 @@ ROWS = (
             {"dtype": "bf16", "grouping": "hv2"},
             {"dtype": "fp16", "grouping": "hv2"},
             {"dtype": "fp32", "grouping": "hv2"},
+            # as training calls it
+            *({"dtype": d, "initial": "zero", "final": "dropped", "sites": "both"} for d in DTYPES),
         ),
         profiles=profiles(
             cpu_axes={"heads": _CPU_HEADS, "length": _CPU_LENGTHS, "packing": _CPU_PACKINGS},
@@ -195,7 +199,7 @@ ROWS = (
         needs=OP,
         axes=_ONE_OR_PACKED
         | {
-            "grouping": ("hv32", "h1", "h3"),
+            "grouping": ("hv32", "h1", "h3", "h1hv3"),
             "length": ("17", "65"),
             "heads": ("16x16", "128x128"),
             "block_v": ("16",),
@@ -213,17 +217,18 @@ ROWS = (
     CheckRow(
         "op.sizes",
         "suites.checks.whole:run",
-        "more keys than two tiles of 64 hold, and a sequence that ends in the second half of its only chunk",
+        "more keys or values than two tiles of 64 hold, over many chunks and in a sequence that ends in the "
+        "second half of its only one",
         needs=OP,
         axes=_ON_OR_OFF
         | {
             "packing": ("single", "batch"),
             "grouping": ("hv1",),
-            "length": ("63",),
-            "heads": ("256x16",),
+            "length": ("63", "193"),
+            "heads": ("256x16", "16x256"),
             "block_v": ("16",),
         },
         regimes=("random",),
-        profiles=profiles("each", "pairs", cpu_axes={"dtype": ("fp32", "bf16")}),
+        profiles=profiles("pairs", "pairs", cpu_axes={"dtype": ("fp32", "bf16")}),
     ),
 )

@@ -159,8 +159,7 @@ STRAIGHT_THROUGH = (
         "straight_through",
         "the adjoint of the solve reads the saved, rounded W",
         {"w_for_adjoint": _rounded_w_in_adjoint},
-        tier="whole",
-        looks=(named_look("solve_adjoint_at_rounded_w"),),
+        looks=("probe_w",),
     ),
     Control(
         "w_rounded_again",

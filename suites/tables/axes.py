@@ -69,8 +69,8 @@ OWN_AXES: tuple[Axis, ...] = (
 """Axes that do not shape the inputs of a call."""
 
 MORE_LEVELS: Mapping[str, tuple[str, ...]] = {
-    "heads": ("16x40", "16x48", "16x208", "128x32"),
-    "length": ("2113",),
+    "heads": ("16x40", "16x48", "256x208", "128x32", "256x256"),
+    "length": ("193", "2113"),
 }
 """Levels of single rows, beyond those that every problem may take."""
 

@@ -93,7 +93,7 @@ def test_a_gradient_that_is_rounded_with_its_values_fails() -> None:
     assert asked(CHECKS["state_gradient"][0], with_rounding(gradient=rounded)) == GRADIENTS
 
 
-GRADIENTS = ["gradient", "gradient.stack"]
+GRADIENTS = ["gradient", "gradient.stack", "gradient.extreme"]
 
 
 def test_a_gradient_that_is_lost_in_a_stack_alone_fails() -> None:

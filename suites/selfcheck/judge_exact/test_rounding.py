@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 
 def case(dtype: str, sites: str = "none", heads: str = "16x16", packing: str = "docs") -> Case:
-    levels = {"dtype": dtype, "sites": sites, "heads": heads, "packing": packing}
+    levels = {"dtype": dtype, "sites": sites, "heads": heads, "packing": packing, "scalars": "carrier"}
     return Case("probe.rounding", levels, "probe", 5, "any")
 
 
@@ -44,7 +44,7 @@ def test_a_correct_implementation_writes_the_expected_bits(name: str, dtype: str
     for sites, heads, packing in (("none", "16x16", "docs"), ("both", "64x64", "batch")):
         found = run(case(dtype, sites, heads, packing), GOOD[name].subject())
         assert [c.tensor for c in found.comparisons if not c.passed] == []
-        assert [c.tensor for c in found.comparisons] == ["o", "keys.dq", "keys.dk"]
+        assert [c.tensor for c in found.comparisons] == ["o", "dbeta", "keys.dq", "keys.dk"]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -52,10 +52,11 @@ def test_most_elements_are_longer_than_the_carrier(dtype: str) -> None:
     for exact in (outputs(case(dtype)), gradients(case(dtype))):
         p = exact.problem
         q, k, v = (x.double().requires_grad_() for x in (p.q, p.k, p.v))
-        o, _ = gdn_recurrent(q, k, v, p.g, p.beta, cu_seqlens=p.cu_seqlens)
-        found = {"o": o}
-        if p.do is not None:
-            found["dq"], found["dk"] = torch.autograd.grad(o, (q, k), p.do.double())
+        assert p.do is not None
+        beta = p.beta.double().requires_grad_()
+        o, _ = gdn_recurrent(q, k, v, p.g, beta, cu_seqlens=p.cu_seqlens)
+        dq, dk, dbeta = torch.autograd.grad(o, (q, k, beta), p.do.double())
+        found = {"o": o, "dq": dq, "dk": dk, "dbeta": dbeta}
         for name in exact.parts:
             long = found[name] != found[name].to(CARRIERS[dtype]).double()
             assert float(long.double().mean()) > 0.5, name
@@ -65,4 +66,4 @@ def test_most_elements_are_longer_than_the_carrier(dtype: str) -> None:
 def test_a_result_that_is_rounded_twice_fails(faulty: type[EagerGDN]) -> None:
     dtype = "fp16" if faulty is ThroughBfloat16 else "bf16"
     found = run(case(dtype), subject_from_module(faulty(), "faulty"))
-    assert {c.tensor for c in found.comparisons if not c.passed} == {"o", "keys.dq", "keys.dk"}
+    assert {c.tensor for c in found.comparisons if not c.passed} == {"o", "dbeta", "keys.dq", "keys.dk"}
