@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 TRITON = "triton"
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of packages that are installed side by side."""
+
+OTHERS = frozenset({*sys.stdlib_module_names, TRITON, "torch", "numpy", "jax", "transformers"})
+"""What a subject imports and what says nothing of its kernels."""
 
 MAX_FILES = 400
 """More files are not read."""
@@ -22,25 +26,20 @@ MAX_FILES = 400
 def defines_kernels(origin: str) -> bool:
     """Whether a subject's file or module defines a Triton kernel, or what it imports of its own does.
 
-    Its own is what lies beside the file or beside the module's top-level package; of installed packages, the
-    one that holds the module.
+    Its own is what lies beside the file or beside the module's top-level package, and each package that the
+    file or module itself imports; of an installed package, that one alone.
 
     Args:
         origin: a `.py` file, or a dotted module with or without an object behind a colon.
     """
-    dotted, only = origin.partition(":")[0], ""
     if origin.endswith(".py"):
-        home, first = Path(origin).parent, [Path(origin)]
+        todo, first = [(Path(origin).parent, "", Path(origin))], {Path(origin)}
     else:
-        root = _folder_of(dotted.partition(".")[0])
-        if root is None:
-            return False
-        home, first = root, _files(root, dotted.split("."))
-        only = dotted.partition(".")[0] if INSTALLED & {*root.parts} else ""
+        todo = _module(origin.partition(":")[0].split("."))
+        first = {file for *_, file in todo}
     seen: set[Path] = set()
-    todo = [*first]
     while todo and len(seen) < MAX_FILES:
-        file = todo.pop()
+        home, only, file = todo.pop()
         if file in seen:
             continue
         seen.add(file)
@@ -50,9 +49,21 @@ def defines_kernels(origin: str) -> bool:
             continue
         if _has_kernel(tree):
             return True
-        wanted = (parts for parts in _imports(tree, _package(home, file)) if only in ("", *parts[:1]))
-        todo += [found for parts in wanted for found in _files(home, parts)]
+        for parts in _imports(tree, _package(home, file)):
+            beside = _files(home, parts) if only in ("", *parts[:1]) else []
+            todo += [(home, only, found) for found in beside]
+            if not beside and file in first and parts[0] not in OTHERS:
+                todo += _module(parts)
     return False
+
+
+def _module(parts: Sequence[str]) -> list[tuple[Path, str, Path]]:
+    """The files of a module as (folder of its top-level package, that package's name if it is installed,
+    file)."""
+    home = _folder_of(parts[0])
+    if home is None:
+        return []
+    return [(home, parts[0] if INSTALLED & {*home.parts} else "", file) for file in _files(home, parts)]
 
 
 def _folder_of(root: str) -> Path | None:

@@ -27,7 +27,7 @@ class Axis:
     because: str
 
 
-LENGTHS = (1, 15, 16, 17, 63, 64, 65, 127, 129, 145, 257, 512)
+LENGTHS = (1, 15, 16, 17, 63, 64, 65, 127, 129, 145, 192, 257, 512)
 
 AXES: Mapping[str, Axis] = MappingProxyType(
     {

@@ -70,6 +70,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "qdq_by_default": Look("qdq.state_gradient", {"block_v": "64"}),
         "qdq_w": Look("qdq.w_bits"),
         "qdq_many": Look("qdq.state_many"),
+        "qdq_w_many": Look("qdq.w_many"),
         "qdq_gradient": Look("qdq.state_gradient", {"block_v": "16"}),
         "qdq_w_gradient": Look("qdq.w_gradient"),
         "probe_state": Look("probe.state", {"block_v": "16"}),

@@ -93,7 +93,8 @@ def _made(case: Case, bits: int, probe: Probe) -> Exact:
     def make() -> Exact:
         exact = probe(case.levels, bits, Numbers(case.seed + 71))
         exact.problem = moved_to(device_of(case), exact.problem)
-        if _silent(case.levels) or case.levels["heads"] in LARGE:
+        long = _silent(case.levels) or case.levels.get("initial") == "zero"
+        if long or case.levels["heads"] in LARGE:
             exact.wrong = ()  # each would cost what the oracle does
         return exact
 
@@ -314,6 +315,28 @@ def _behind(problem: Problem, at: Mapping[str, str]) -> Problem:
     return problem.with_(**{name: later(getattr(problem, name)) for name in ("q", "k", "v", "g", "beta")})
 
 
+def _from_zero(problem: Problem, at: Mapping[str, str]) -> Problem:
+    """From no state, behind whole chunks that write the identity: one-hot keys with values of their own."""
+    if at.get("initial", "given") == "given":
+        return problem
+    (N, _, _, K), V = problem.k.shape, problem.v.shape[3]
+    length = -(-K // 64) * 64
+    eye = torch.zeros(length, max(K, V)).fill_diagonal_(1.0)
+
+    def rows(x: Tensor, size: int) -> Tensor:
+        return eye[:, None, :size].to(x).expand(N, length, x.shape[2], size)
+
+    ahead = {
+        "q": torch.zeros_like(rows(problem.q, K)),
+        "k": rows(problem.k, K),
+        "v": rows(problem.v, V),
+        "g": problem.g.new_zeros(N, length, problem.v.shape[2]),
+        "beta": problem.beta.new_ones(N, length, problem.v.shape[2]),
+    }
+    later = {name: torch.cat([x, getattr(problem, name)], 1) for name, x in ahead.items()}
+    return problem.with_(**later, initial_state=None)
+
+
 def short(x: Tensor, bits: int) -> Tensor:
     """`x` (fp64) rounded to `bits` significant bits."""
     mantissa, exponent = torch.frexp(x)
@@ -337,7 +360,7 @@ def _w_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
     narrow = bits < CARRIER_BITS[at["dtype"]]
     problem, rows = _w_problem(at, bits, 7 if narrow else bits, numbers)
     return Exact(
-        packed(_behind(problem, at), at),
+        packed(_from_zero(_behind(problem, at), at), at),
         {
             "final_state": lambda x: x[:, :, :TOKENS],
             "dk": lambda x: _own_keys(x.reshape(len(rows), -1, *rows.shape[2:])[:, -TOKENS:]),
@@ -361,7 +384,7 @@ def _w_codes_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
         return round_to_grid((w / scale.to(w.device)).contiguous(), grid_named("e4m3"))
 
     return Exact(
-        packed(_behind(problem, at), at),
+        packed(_from_zero(_behind(problem, at), at), at),
         {"final_state": codes},
         "as the row of W itself, but only codes are read: neighbours differ by a sixteenth at least, and an "
         "operand is rounded by less than a two-hundredth",
@@ -425,6 +448,8 @@ def _w_rows(numbers: Numbers, shape: tuple[int, int, int], bits: int, scale_bits
     )
     codes = _codes(numbers, shape[0] * shape[1], shape[2], "e4m3")
     ties = _middles(codes, "e4m3").reshape(shape) * scale
+    smallest = numbers.pick(AT_THE_SMALLEST_CODE, *shape) * numbers.pick((1.0, -1.0), *shape) * scale
+    ties = torch.where(numbers.uniform(*shape) < 0.15, smallest, ties)
     top = torch.where(kind < 1, any_values.abs().amax(-1, keepdim=True).clamp_min(1.25), largest * scale)
     top = torch.where(kind < 2, top, largest / 128 * (1 + numbers.uniform(*shape[:2], 1)))
     top = short(top / largest, scale_bits) * largest if scale_bits < bits else short(top, bits)
@@ -434,6 +459,10 @@ def _w_rows(numbers: Numbers, shape: tuple[int, int, int], bits: int, scale_bits
     rows[..., 0] = 1.0
     place = 1 + (numbers.uniform(*shape[:2], 1) * (shape[2] - 1)).floor().long()
     return rows.scatter(-1, place, top)
+
+
+AT_THE_SMALLEST_CODE = (1.25 * 2.0**-10, 2.0**-9, 2.75 * 2.0**-10)
+"""Quotients that become the smallest code."""
 
 
 def _beside_ties(numbers: Numbers, scale: Tensor, count: int, bits: int) -> Tensor:
@@ -531,7 +560,7 @@ def _w_sums_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
         w_format="e4m3",
     )
     return Exact(
-        packed(_behind(problem, at), at),
+        packed(_from_zero(_behind(problem, at), at), at),
         {"final_state": lambda x: x[:, :, 0]},
         "from an identity state, with v = 0 and a coordinate in which the second of two keys is 1 and the "
         "first is 0, the row of that coordinate is the identity's minus the second row of W: the difference "
@@ -665,7 +694,7 @@ ROWS = (
         needs=OP,
         axes=levels("dtype")
         | {"sites": ("w",), "packing": ("batch", "docs"), "heads": ("32x32", "64x64", "128x128", "256x256")}
-        | {"before": ("0", SOME, MANY)},
+        | {"before": ("0", SOME, MANY), "initial": ("given", "zero")},
         regimes=("probe",),
         constraints=(
             Constraint(
@@ -677,7 +706,7 @@ ROWS = (
         profiles=profiles(
             "pairs",
             "all",
-            quick={"dtype": ("bf16",), "heads": ("32x32",), "before": ("0",)},
+            quick={"dtype": ("bf16",), "heads": ("32x32",), "before": ("0",), "initial": ("given",)},
             cpu_axes={"heads": ("32x32", "128x128", "256x256")},
         ),
     ),

@@ -92,8 +92,19 @@ def run_w_gradient(case: Case, subject: Subject) -> CheckOutput:
     own, reference = _w_functions(subject)
     x = _ordinary(case, 7, 48)
     plain = _by_default(subject.qdq_w, qdq_w, x)
-    many = _many(own, reference, x, (MANY_ROWS, 3))
-    return CheckOutput((*_gradients(own, x), *_invariants(own, reference, x, subject), *plain, many))
+    return CheckOutput((*_gradients(own, x), *_invariants(own, reference, x, subject), *plain))
+
+
+def run_w_many(case: Case, subject: Subject) -> CheckOutput:
+    """Judges the values of `qdq_w` where one call holds very many rows.
+
+    Args:
+        case: levels of dtype and blocks, the number of rows.
+        subject: what is judged.
+    """
+    own, reference = _w_functions(subject)
+    like = torch.empty(0, dtype=CARRIERS[case.levels["dtype"]], device=device_of(case))
+    return CheckOutput((_many(own, reference, like, (int(case.levels["blocks"]), 3)),))
 
 
 def _state_functions(case: Case, subject: Subject) -> tuple[Function, Function]:
@@ -122,7 +133,12 @@ def _state_inputs(case: Case) -> Mapping[str, list[Tensor]]:
         for i, (name, make) in enumerate(PATTERNS.items())
     }
     found["stack"] = [
-        torch.stack([PATTERNS["near_ties"](numbers, 16, 24, block, fmt) for _ in range(4)]).view(2, 2, 16, 24)
+        torch.stack([PATTERNS["near_ties"](numbers, 16, 24, block, fmt) for _ in range(4)]).view(
+            2, 2, 16, 24
+        ),
+        torch.stack([PATTERNS["random"](numbers, 8, block + 8, block, fmt) for _ in range(12)])
+        .view(2, 3, 2, 8, block + 8)
+        .float(),
     ]
     found["edges"] = [_edges(numbers, 8, 2 * block + 5, carrier)]
     found["poison"] = [
@@ -261,14 +277,18 @@ def _gradients(own: Function, x: Tensor) -> list[Comparison]:
         _gradient("gradient", own, x),
         _gradient("gradient.stack", own, _stack(x)),
         _gradient("gradient.extreme", own, x, extreme),  # a loss scale is found by what arrives not finite
+        _gradient("gradient.of_sum", own, x, ()),
     ]
 
 
 def _gradient(name: str, own: Function, x: Tensor, arriving: Sequence[float] = INCOMING) -> Comparison:
     """The gradient of every element, the largest of each group included, is the incoming one."""
     leaf = x.clone().requires_grad_()
-    values = torch.tensor(arriving, dtype=torch.float64, device=x.device).to(x.dtype)
-    incoming = values.repeat(-(-x.numel() // len(arriving)))[: x.numel()].view(x.shape).clone()
+    if arriving:
+        values = torch.tensor(arriving, dtype=torch.float64, device=x.device).to(x.dtype)
+        incoming = values.repeat(-(-x.numel() // len(arriving)))[: x.numel()].view(x.shape).clone()
+    else:  # what a sum hands back
+        incoming = x.new_ones(()).expand_as(x)
     kept = incoming.clone()
     y = own(leaf)
     if not isinstance(y, Tensor) or y.grad_fn is None:
@@ -393,6 +413,15 @@ ROWS = (
             "sites": ("state",),
             "blocks": ("65537",),
         },
+        regimes=("grid",),
+        profiles={"cpu": Options("each")} | {name: Options("pairs") for name in GPU},
+    ),
+    CheckRow(
+        "qdq.w_many",
+        "suites.checks.qdq:run_w_many",
+        "as the state, one scale per row",
+        needs=("qdq_w",),
+        axes={"dtype": DTYPES, "sites": ("w",), "blocks": ("65537",)},
         regimes=("grid",),
         profiles={"cpu": Options("each")} | {name: Options("pairs") for name in GPU},
     ),

@@ -63,7 +63,7 @@ NO_BOUNDARIES = Constraint(
 _CPU_HEADS = ("16x16", "32x48", "32x32", "48x64", "60x40", "100x72", "16x256", "128x128")
 _MANY = ("batch5", "many")
 _CPU_PACKINGS = tuple(level for level in levels("packing")["packing"] if level not in _MANY)
-_CPU_LENGTHS = ("1", "15", "17", "64", "65", "127", "129", "257")
+_CPU_LENGTHS = ("1", "15", "17", "64", "65", "127", "129", "192", "257")
 
 _ON_OR_OFF = levels("dtype", "format") | {"sites": ("both", "none")}
 _ONE_OR_PACKED = _ON_OR_OFF | {"packing": ("single", "docs"), "layout": ("kv", "vk")}
@@ -212,7 +212,7 @@ ROWS = (
                 {"sm": ("cpu",), "grouping": ("hv32",), "length": ("65",)}, "seconds on a CPU for no new path"
             ),
         ),
-        profiles=profiles("each", "pairs", cpu_axes={"dtype": ("bf16",), "heads": ("16x16",)}),
+        profiles=profiles("each", "pairs", cpu_axes={"dtype": ("bf16", "fp32"), "heads": ("16x16",)}),
     ),
     CheckRow(
         "op.sizes",

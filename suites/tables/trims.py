@@ -41,7 +41,13 @@ INTERPRETED: Mapping[str, Options] = {
     "probe.state": Options("each", axes={**_ONE_CARRIER, "length": ("1",), "heads": ("16x16",)}),
     "probe.w": Options(
         "each",
-        axes={"dtype": ("bf16",), "heads": ("32x32",), "packing": ("batch",), "before": ("0",)},
+        axes={
+            "dtype": ("bf16",),
+            "heads": ("32x32",),
+            "packing": ("batch",),
+            "before": ("0",),
+            "initial": ("given",),
+        },
         time_limit_s=60.0,
     ),
     "op.chunk": Options(
@@ -72,6 +78,7 @@ INTERPRETED: Mapping[str, Options] = {
     ),
     "op.refusals": Options("each", axes={"dtype": ("bf16",)}),
     "qdq.state_many": LEFT_OUT,
+    "qdq.w_many": LEFT_OUT,
 }
 """Check of the op -> what is left of it in `cpu` where kernels are interpreted: one carrier and format, small
 shapes. Every kernel runs, forward and backward; the GPU profiles ask for the rest, and the tests hold the QDQ

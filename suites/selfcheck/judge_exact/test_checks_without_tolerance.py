@@ -118,7 +118,7 @@ def test_rows_of_w_that_only_a_view_or_a_large_call_rounds_in_another_way_fail()
     strided = asked(CHECKS["w_bits"][0], with_rounding(w_values=floored))
     assert strided
     assert all(name.endswith(".transposed") for name in strided)
-    assert asked(CHECKS["w_gradient"][0], with_rounding(w_values=cut)) == ["many"]
+    assert asked(qdq.run_w_many, with_rounding(w_values=cut), blocks="65537") == ["many"]
 
 
 @pytest.mark.parametrize(("block_v", "seen"), [("32", True), ("128", True), ("16", False)])

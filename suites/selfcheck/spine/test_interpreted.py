@@ -48,16 +48,19 @@ def test_kernels_in_a_helper_count(tmp_path: Path, line: str) -> None:
     assert not defines_kernels(str(tmp_path / "mine.py"))
 
 
-def test_of_installed_packages_the_subjects_own_counts(
+def test_of_installed_packages_those_count_that_the_subject_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "site-packages"
     home.mkdir()
     (home / "their_kernels.py").write_text(KERNELS[0])
-    (home / "my_release.py").write_text("import their_kernels")
+    (home / "a_framework.py").write_text("import their_kernels")
+    (tmp_path / "adapter.py").write_text("from their_kernels import op")
+    (tmp_path / "mine.py").write_text("import a_framework, torch")
     monkeypatch.setattr(sys, "path", [str(home), *sys.path])
     assert defines_kernels("their_kernels:object")
-    assert not defines_kernels("my_release")
+    assert defines_kernels(str(tmp_path / "adapter.py"))
+    assert not defines_kernels(str(tmp_path / "mine.py"))
 
 
 @pytest.mark.parametrize(
