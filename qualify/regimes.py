@@ -98,8 +98,8 @@ AXES: Mapping[str, Axis] = MappingProxyType(
             "g and beta may have a dtype of their own, narrower or wider than the carrier",
         ),
         "strides": Axis(
-            ("packed", "views"),
-            "inputs are slices of projections, or transposed after a convolution; a state is transposed too",
+            ("packed", "views", "slices"),
+            "inputs are transposed after a convolution, as a state may be, or slices of one projection",
         ),
         "scale": Axis(
             ("default", "given"), "a given scale is another one in the forward and in the backward"
@@ -146,7 +146,7 @@ def document_lengths(packing: str, length: int) -> tuple[int, ...] | None:
     table: dict[str, tuple[int, ...]] = {
         "docs": (length, 37, 64),
         "one_doc": (length,),
-        "many": (64, length, 1, 66, 0, 70, 17, 128),
+        "many": (64, length, 1, 66, 0, 70, 17, 128, 3),
         "unequal": (3, length, 1),
         "one_token": (1,) * min(length, 12),
         "empty_first": (0, 0, length, 7),
@@ -405,16 +405,18 @@ def _problem(
         return x.transpose(-1, -2).contiguous() if v_first else x
 
     views = at["strides"] == "views"
+    of_heads, of_values = _ARRANGED[at["strides"]]
+    scalar = _slice if at["strides"] != "packed" else _as_it_is
     arranged = {"strided": _in_other_order, "expanded": _expanded}.get(at["gradients"], _as_it_is)
     integers = torch.int32 if at["boundaries"] == "int32" else torch.int64
     q, k, v = (x.to(carrier).to(device) for x in (d.q, d.k, d.v))
     initial = state(d.state).float().to(device)
     return Problem(
-        q=_in_other_order(q) if views else q,
-        k=_in_other_order(k) if views else k,
-        v=_tokens_innermost(v) if views else v,
-        g=_slice(d.g.to(g_dtype).to(device), views),
-        beta=_slice(d.beta.to(beta_dtype).to(device), views),
+        q=of_heads(q),
+        k=of_heads(k),
+        v=of_values(v),
+        g=scalar(d.g.to(g_dtype).to(device)),
+        beta=scalar(d.beta.to(beta_dtype).to(device)),
         initial_state=None if at["initial"] != "given" else initial.mT.contiguous().mT if views else initial,
         do=None if at["gradients"] == "state" else arranged(do.to(carrier).to(device)),
         dht=None
@@ -463,12 +465,25 @@ def _expanded(x: Tensor) -> Tensor:
     return x.flatten()[:1].clone().expand(x.shape) if x.numel() else x
 
 
-def _slice(x: Tensor, views: bool) -> Tensor:
-    """`x` `[B, T, HV]` itself, or the same values as the middle of wider rows."""
-    if not views:
-        return x
+def _slice_of_heads(x: Tensor) -> Tensor:
+    """`[B, T, H, K]` as the middle of the rows of one projection, neighbours in memory as ever."""
+    return _slice(x.flatten(2)).view(x.shape)
+
+
+def _slice(x: Tensor) -> Tensor:
+    """`[B, T, HV]` as the middle of wider rows."""
     heads = x.shape[-1]
     wider = torch.full((*x.shape[:-1], 3 * heads), 3.0, dtype=x.dtype, device=x.device)
     view = wider[..., heads : 2 * heads]
     view.copy_(x)
     return view
+
+
+_ARRANGED: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = MappingProxyType(
+    {
+        "packed": (_as_it_is, _as_it_is),
+        "views": (_in_other_order, _tokens_innermost),
+        "slices": (_slice_of_heads, _slice_of_heads),
+    }
+)
+"""How queries and keys, and values, lie in memory."""

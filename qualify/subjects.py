@@ -41,6 +41,10 @@ PRECISIONS: Mapping[str, str] = {"fp32": "ieee", "tf32x3": "ieee", "bf16x6": "ie
 """Other names of precisions, Triton's among them: products of parts are as good as what they stand for."""
 
 
+PRECISIONS_OF_PARTS = frozenset(p for p in PRECISIONS if "x" in p)
+"""Those that multiply in parts."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """An implementation under judgement; `None` where it does not offer a function.
@@ -50,6 +54,7 @@ class Subject:
         origin: where it was loaded from (module, file or entry point), for a worker to load it again.
         capabilities: what it declares; an absent key means that everything is tried.
         arithmetic: carrier -> declared precision of matmul operands, completed with the usual one.
+        split: carriers whose operands are multiplied in parts, which hold a bit or two less than a whole one.
         import_error: why it could not be loaded; then it offers nothing.
     """
 
@@ -64,6 +69,7 @@ class Subject:
     force_launch_row: Callable[[str], Any] | None = None
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     arithmetic: Mapping[str, str] = field(default_factory=lambda: dict(USUAL_ARITHMETIC))
+    split: frozenset[str] = frozenset()
     deterministic: bool = True
     recorded_launches: Callable[[], Any] | None = None
     import_error: str = ""
@@ -90,6 +96,7 @@ def subject_from_module(module: ModuleType | Any, name: str, origin: str = "") -
         force_launch_row=_function(module, "force_launch_row"),
         capabilities=dict(getattr(module, "CAPABILITIES", {}) or {}),
         arithmetic={**USUAL_ARITHMETIC, **declared_arithmetic(module)},
+        split=frozenset(c for c, named in _named_precisions(module).items() if named in PRECISIONS_OF_PARTS),
         deterministic=bool(getattr(module, "DETERMINISTIC", True)),
         recorded_launches=_function(module, "recorded_launches"),
         module=module if isinstance(module, ModuleType) else None,
@@ -173,9 +180,13 @@ def _shown_parameters(function: Callable[..., Any]) -> frozenset[str] | None:
 
 def declared_arithmetic(module: ModuleType | Any) -> dict[str, str]:
     """What a namespace declares as `ARITHMETIC`, carrier -> precision, in the spelling of the judge."""
-    declared = dict(getattr(module, "ARITHMETIC", {}) or {})
-    names = {carrier_name(carrier): carrier_name(precision) for carrier, precision in declared.items()}
+    names = _named_precisions(module)
     return {carrier: PRECISIONS.get(precision, precision) for carrier, precision in names.items()}
+
+
+def _named_precisions(module: ModuleType | Any) -> dict[str, str]:
+    declared = dict(getattr(module, "ARITHMETIC", {}) or {})
+    return {carrier_name(carrier): carrier_name(precision) for carrier, precision in declared.items()}
 
 
 GROUP = "gdn_qualify.subjects"

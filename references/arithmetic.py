@@ -283,10 +283,11 @@ class Noisy(Arithmetic):
         total = x.cumsum(-1)
         if self.accumulate == "exact":
             return total
-        # Adding zero is exact. Twice the rounding of a sum: gates are often turned into binary logarithms,
-        # which rounds once more.
-        steps = (total * (x != 0.0)).mul_(self._unit(x)).mul_(2.0 * UNIT_ROUNDOFF)
-        return self.round(total + steps.cumsum(-1), "fp32", "nearest")  # equal sums stay equal
+        # Adding zero is exact, one after the other; in a tree each sum is rounded in its own way. Twice the
+        # rounding of a sum: gates are often turned into binary logarithms, which rounds once more.
+        steps = (total * (x != 0.0)).mul_(self._unit(x)).mul_(2.0 * UNIT_ROUNDOFF).cumsum(-1)
+        own = (total * self._unit(x)).mul_(2.0 * UNIT_ROUNDOFF)
+        return self.round(total + steps + own, "fp32", "nearest")
 
     def total(self, last: Tensor) -> Tensor:
         """In another order, as a reduction beside a scan has it: no difference to a partial sum is exact."""

@@ -40,13 +40,15 @@ def exact_of(levels: Mapping[str, str], seed: int, device: str) -> Exact:
 
 def _made(levels: Mapping[str, str], seed: int, device: str) -> Exact:
     problem = build_exact_problem(levels, seed, device)
+    if levels.get("final") == "dropped":
+        problem = problem.with_(output_final_state=False, dht=None)
     exact = Exact(problem, dict.fromkeys(TENSORS), DERIVATION)
     sizes = gate_magnitudes(problem)  # of what cancels in dg; its own size is rounded as well
     exact.room = {n: CANCELLED * (size + exact.expected[n].double().abs()) for n, size in sizes.items()}
     return exact
 
 
-_AXES = levels("dtype", "sites", "format", "layout", "initial") | {
+_AXES = levels("dtype", "sites", "format", "layout", "initial", "final") | {
     "grouping": ("hv1", "hv2"),
     "block_v": ("16", "32"),
     "packing": ("single", "docs", "batch", "empty_middle"),
@@ -69,7 +71,11 @@ ROWS = (
                 "minutes under an interpreter for no new path",
             ),
         ),
-        must_run=tuple({"dtype": dtype, "sites": sites} for dtype in DTYPES for sites in ("both", "none")),
+        must_run=(
+            *({"dtype": dtype, "sites": sites} for dtype in DTYPES for sites in ("both", "none")),
+            # as training calls it
+            *({"dtype": d, "sites": "both", "initial": "zero", "final": "dropped"} for d in DTYPES),
+        ),
         profiles=profiles(
             "each",
             "pairs",
@@ -81,6 +87,7 @@ ROWS = (
                 "packing": ("docs",),
                 "layout": ("vk",),
                 "initial": ("given",),
+                "final": ("kept",),
                 "gradients": ("both",),
                 "grouping": ("hv2",),
                 "block_v": ("16",),

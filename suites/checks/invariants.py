@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from qualify.budgets import judged_arithmetic
 from qualify.capabilities import ruled_out
 from qualify.case import Case, CheckOutput
 from qualify.checks_table import CheckRow
@@ -23,6 +24,7 @@ from suites.checks.defaults import shortened
 from suites.checks.evidence import (
     Evidence,
     device_of,
+    evidence_for,
     evidence_of,
     fresh,
     judge_tensor,
@@ -41,25 +43,27 @@ STATES = ("final_state", "dh0")
 def run_repeat(case: Case, subject: Subject) -> CheckOutput:
     """Judges that equal calls give equal bits, with activation checkpointing too, and touch no input.
 
+    Where the subject declares that repeated calls may differ, each call is held against the oracle instead.
+
     Args:
         case: levels of `qualify.regimes.AXES` and of checkpointing.
         subject: what is judged.
     """
-    if not subject.deterministic:
-        return CheckOutput((), unsupported="the subject declares that repeated calls may differ")
     problem = _problem(case)
+    alike = _Alike(case, subject, problem)
     first = outcome_of(subject, problem)
     again = fresh(problem)
     checkpointing = case.levels.get("checkpointing") == "on"
     second = run_op(_checkpointed(_op(subject)) if checkpointing else _op(subject), again)
-    comparisons = _equal(first, second, "repeated", Verdict.FAILED_NONDETERMINISTIC)
+    comparisons = alike(first, second, "repeated", Verdict.FAILED_NONDETERMINISTIC)
     if checkpointing:
         third = run_op(_recomputed(_op(subject)), fresh(problem))
-        comparisons += _equal(first, third, "recomputed", Verdict.FAILED_NONDETERMINISTIC)
+        comparisons += alike(first, third, "recomputed", Verdict.FAILED_NONDETERMINISTIC)
     else:
         comparisons += [*_inference(subject, problem), *_activations_untouched(case, subject)]
     alone = fresh(problem)
-    comparisons += _equal(_without_gradient(subject, alone), first, "no_grad", Verdict.FAILED_NUMERIC)
+    recorded = Outcome({name: first[name] for name in ("o", "final_state")})
+    comparisons += alike(recorded, _without_gradient(subject, alone), "no_grad", Verdict.FAILED_NUMERIC)
     comparisons += [*_untouched(problem, again, "input"), *_untouched(problem, alone, "no_grad_input")]
     return output_of(comparisons, problem)
 
@@ -84,20 +88,21 @@ def run_borders(case: Case, subject: Subject) -> CheckOutput:
 def run_memory(case: Case, subject: Subject) -> CheckOutput:
     """Judges that nothing is read around the inputs and nothing of the results is left unwritten.
 
+    Where the subject declares that repeated calls may differ, each call is held against the oracle instead.
+
     Args:
         case: levels of `qualify.regimes.AXES`.
         subject: what is judged.
     """
-    if not subject.deterministic:
-        return CheckOutput((), unsupported="the subject declares that repeated calls may differ")
     problem = _problem(case)
+    alike = _Alike(case, subject, problem)
     plain = outcome_of(subject, problem)
     guarded = run_op(_op(subject), _embedded(problem))
     with _dirty_allocator(device_of(case), problem):
         dirty = outcome_of(subject, problem)
     comparisons = [
-        *_equal(plain, guarded, "guard_zones", Verdict.FAILED_NUMERIC),
-        *_equal(plain, dirty, "dirty_memory", Verdict.FAILED_NUMERIC),
+        *alike(plain, guarded, "guard_zones", Verdict.FAILED_NUMERIC),
+        *alike(plain, dirty, "dirty_memory", Verdict.FAILED_NUMERIC),
     ]
     return output_of(comparisons, problem)
 
@@ -202,8 +207,31 @@ def _without_gradient(subject: Subject, problem: Problem) -> Outcome:
     return Outcome({"o": o, "final_state": final_state})
 
 
+@dataclass(frozen=True)
+class _Alike:
+    """Holds one call against another: bits, or budgets where repeated calls may differ."""
+
+    case: Case
+    subject: Subject
+    problem: Problem
+
+    def __call__(self, a: Outcome, b: Outcome, prefix: str, failure: Verdict) -> list[Comparison]:
+        if self.subject.deterministic:
+            return _equal(a, b, prefix, failure)
+        names = [name for name, x in a.tensors.items() if x is not None and x.numel()]
+        found = (judge_tensor(self._evidence, name, b[name]) for name in names)
+        return [replace(comparison, tensor=f"{prefix}.{comparison.tensor}") for comparison in found]
+
+    @cached_property
+    def _evidence(self) -> Evidence:
+        arithmetic = judged_arithmetic(self.subject.arithmetic, self.case.levels["dtype"])
+        return evidence_for(self.problem, arithmetic)
+
+
 def _inference(subject: Subject, problem: Problem) -> list[Comparison]:
     """A call without gradient and without states, which may take a path of its own, gives no other bits."""
+    if not subject.deterministic:
+        return []
     bare = problem.with_(initial_state=None, output_final_state=False, dht=None)
     o, final_state = _call(_op(subject), fresh(bare))
     recorded = Outcome({"o": o.detach(), "final_state": final_state})

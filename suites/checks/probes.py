@@ -84,7 +84,9 @@ def _run(case: Case, subject: Subject, probes: Mapping[str, Probe]) -> CheckOutp
 
 
 def _operand_bits(case: Case, subject: Subject) -> int:
-    return OPERAND_BITS.get(subject.arithmetic.get(case.levels["dtype"], "bf16"), 8)
+    dtype = case.levels["dtype"]
+    declared = OPERAND_BITS.get(subject.arithmetic.get(dtype, "bf16"), 8)
+    return min(declared, OPERAND_BITS["tf32"]) if dtype in subject.split else declared
 
 
 def _made(case: Case, bits: int, probe: Probe) -> Exact:
@@ -670,13 +672,13 @@ ROWS = (
         axes=_STATE_AXES
         | {
             "initial": ("given", "zero"),
-            "heads": ("32x48", "48x64", "128x32", "128x128"),
+            "heads": ("32x48", "48x64", "128x32", "128x128", "256x16"),
             "before": ("0", MANY),
             "written": WRITTEN,
         },
         regimes=("probe",),
         constraints=(
-            Constraint({"sm": ("cpu",), "before": (MANY,), "heads": ("48x64", "128x32")}, SECONDS),
+            Constraint({"sm": ("cpu",), "before": (MANY,), "heads": ("48x64", "128x32", "256x16")}, SECONDS),
             Constraint({"before": (MANY,), "written": WRITTEN[1:]}, "a sequence of many chunks is not short"),
         ),
         must_run=tuple({"dtype": dtype, "format": fmt} for dtype in DTYPES for fmt in ("e4m3", "int8")),
@@ -684,7 +686,7 @@ ROWS = (
             "each",
             "pairs",
             quick=_QUICK | {"initial": ("given",), "before": ("0",), "written": WRITTEN[:1]},
-            cpu_axes={"heads": ("32x48", "48x64", "128x32")},
+            cpu_axes={"heads": ("32x48", "48x64", "128x32", "256x16")},
         ),
     ),
     CheckRow(
@@ -700,6 +702,7 @@ ROWS = (
             Constraint(
                 {"sm": ("cpu",), "before": (SOME, MANY), "heads": ("64x64", "128x128", "256x256")}, SECONDS
             ),
+            Constraint({"sm": ("cpu",), "before": (MANY,), "initial": ("zero",)}, SECONDS),
         ),
         strength="all",
         must_run=tuple({"dtype": dtype} for dtype in DTYPES),

@@ -367,7 +367,7 @@ def _strided(x: Tensor) -> Tensor:
 
 _STATE_AXES = levels("dtype", "format", "block_v") | {"sites": ("state",)}
 _W_AXES = levels("dtype") | {"sites": ("w",)}
-_EACH_FORMAT = tuple({"dtype": dtype, "format": fmt} for dtype in DTYPES for fmt in ("e4m3", "int8"))
+_EACH_FORMAT = tuple({"dtype": "fp32", "format": fmt} for fmt in ("e4m3", "int8"))  # the dtype of states
 _EACH_DTYPE = tuple({"dtype": dtype} for dtype in DTYPES)
 
 ROWS = (
