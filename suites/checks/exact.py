@@ -74,7 +74,10 @@ ROWS = (
         must_run=(
             *({"dtype": dtype, "sites": sites} for dtype in DTYPES for sites in ("both", "none")),
             # as training calls it
-            *({"dtype": d, "sites": "both", "initial": "zero", "final": "dropped"} for d in DTYPES),
+            *(
+                {"dtype": d, "sites": "both", "initial": "zero", "final": "dropped"} | {"length": "129"}
+                for d in DTYPES
+            ),
         ),
         profiles=profiles(
             "each",
