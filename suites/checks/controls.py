@@ -84,6 +84,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "decay_carrier": Look("probe.decay", {"packing": "batch", "scalars": "carrier"}),
         "gate_carrier": Look("probe.gate", {"scalars": "carrier", "packing": "batch"}),
         "rounding": Look("probe.rounding"),
+        "strength": Look("probe.strength"),
         "exact": Look("op.exact", {"sites": "both", "grouping": "hv2", "length": "129"}),
         "exact_docs": Look("op.exact", {"sites": "both", "packing": "docs", "grouping": "hv2"}),
         "exact_empty": Look("op.exact", {"sites": "both", "packing": "empty_middle", "layout": "vk"}),

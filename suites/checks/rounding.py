@@ -13,13 +13,16 @@ import torch
 
 from qualify.case import Case, CheckOutput
 from qualify.checks_table import CheckRow
+from qualify.compare import layout_of, mismatch
 from qualify.problem import CARRIERS, Problem
+from qualify.records import Comparison, Worst
 from qualify.regimes import Numbers
 from qualify.subjects import Subject
 from suites.checks.bits import Exact, judged, remembered
-from suites.checks.evidence import device_of, output_of
+from suites.checks.evidence import WrongResultError, device_of, outcome_of, output_of
 from suites.checks.probes import CARRIER_BITS, moved_to, packed, short
 from suites.checks.rows import DTYPES, OP, levels, profiles
+from suites.oracle import expected
 
 Tensor = torch.Tensor
 
@@ -27,6 +30,13 @@ BITS = 8
 """Significant bits of every operand: what the narrowest carrier holds."""
 
 SEQUENCES, HEADS, VALUE_HEADS = 6, 2, 4
+
+LARGEST_RAW = 12.0
+"""Raw betas are as large as this: sigmoids are near 0 and near 1."""
+
+UNIT = 2.0**-24
+SIGMOID_ROUNDINGS, RELATIVE_ROUNDINGS = 8.0, 32.0
+"""Roundings of fp32 in 1 - y, as parts of 1, and in an exponential and products, relative to them."""
 
 DERIVATION = (
     "each element is the product of two numbers of eight bits, exact in fp32 and longer than a 16-bit "
@@ -63,6 +73,65 @@ def outputs(case: Case) -> Exact:
     arriving = numbers.pick((1.0, -2.0, 0.5, 4.0), SEQUENCES, K, VALUE_HEADS, 1)
     do = torch.zeros_like(values).scatter(-1, column, arriving)
     return _exact(case, {"o": None, "dbeta": None}, q=multiple * keys, k=keys, v=values, do=do)
+
+
+def run_strength(case: Case, subject: Subject) -> CheckOutput:
+    """Judges the gradient of a raw beta, where the op makes a sigmoid of it, to the precision of fp32.
+
+    Args:
+        case: levels of dtype, fused, sites, packing and heads.
+        subject: what is judged.
+    """
+    problem = strengths(case)
+    try:
+        outcome = outcome_of(subject, problem)
+    except WrongResultError as error:
+        return output_of([error.comparison], problem)
+    return output_of([judge_strength(problem, outcome["dbeta"])], problem)
+
+
+def strengths(case: Case) -> Problem:
+    """The problem of `outputs` with raw betas of any size and sign."""
+    numbers, neg = Numbers(case.seed + 97), case.levels["fused"] == "neg"
+    problem = outputs(case).problem
+    raw = numbers.uniform(*problem.beta.shape, low=-LARGEST_RAW, high=LARGEST_RAW)
+    return problem.with_(
+        beta=raw.float().to(problem.beta.device), use_beta_sigmoid_in_kernel=True, allow_neg_eigval=neg
+    )
+
+
+def judge_strength(problem: Problem, actual: Tensor | None) -> Comparison:
+    """Holds dbeta against a bound of fp32.
+
+    A sigmoid y is a few roundings off, and `y (1 - y)` loses what cancels in 1 - y: parts of 1, whatever is
+    left of it.
+
+    Args:
+        problem: of `strengths`.
+        actual: the subject's dbeta.
+    """
+    target = expected(problem)["dbeta"]
+    assert target is not None
+    unlike = mismatch("dbeta", actual, shape=tuple(target.shape), dtype=torch.float32, device=target.device)
+    if unlike is not None:
+        return unlike
+    assert actual is not None
+    y = problem.beta.double().sigmoid()
+    arriving = target / (y * (1 - y))
+    allowed = UNIT * (SIGMOID_ROUNDINGS * arriving.abs() + RELATIVE_ROUNDINGS * target.abs())
+    shares = ((actual.double() - target).abs() / allowed).nan_to_num(nan=torch.inf)
+    place = tuple(int(i) for i in torch.unravel_index(shares.flatten().argmax().cpu(), shares.shape))
+    return Comparison(
+        tensor="dbeta",
+        kind="budget",
+        metric="share_of_bound",
+        error=float(shares.max()),
+        budget=1.0,
+        derivation="fp32 bound of a sigmoid's slope, of what arrives at it and of what cancels in 1 - y",
+        worst=Worst(
+            layout_of("dbeta", dims=target.dim()).place(place), float(target[place]), float(actual[place])
+        ),
+    )
 
 
 def gradients(case: Case) -> Exact:
@@ -122,5 +191,21 @@ ROWS = (
         regimes=("probe",),
         must_run=tuple({"dtype": dtype} for dtype in DTYPES),
         profiles=profiles("each", "pairs", quick={"dtype": ("fp16", "bf16"), "heads": ("16x16",)}),
+    ),
+    CheckRow(
+        "probe.strength",
+        "suites.checks.rounding:run_strength",
+        "a sigmoid that was saved in the carrier has lost the slope of large betas",
+        needs=OP,
+        axes=levels("dtype")
+        | {
+            "fused": ("sigmoid", "neg"),
+            "sites": ("none",),
+            "packing": ("batch", "docs"),
+            "scalars": ("fp32",),
+            "heads": ("16x16",),
+        },
+        regimes=("probe",),
+        profiles=profiles("each", "pairs", quick={"dtype": ("bf16",)}),
     ),
 )

@@ -153,6 +153,28 @@ def _dbeta_through_carrier(self: EagerGDN, n: Notes, inputs: tuple[Tensor | None
     return dq, dk, dv, dg, dbeta.to(n.carrier).to(dbeta.dtype), dh0
 
 
+class _SavedShort(torch.autograd.Function):
+    """A sigmoid whose result is kept for the backward in 16 bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.float().sigmoid()
+        ctx.save_for_backward(y.bfloat16())
+        ctx.dtype = x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> Tensor:
+        y = ctx.saved_tensors[0].float()
+        dx: Tensor = (dy[0] * y * (1 - y)).to(ctx.dtype)
+        return dx
+
+
+def _saved_short(self: EagerGDN, beta: Tensor, allow_neg_eigval: bool) -> Tensor:
+    y: Tensor = _SavedShort.apply(beta)  # type: ignore[no-untyped-call]
+    return y * (2.0 if allow_neg_eigval else 1.0)
+
+
 RANGES = (
     Control(
         "no_update_decay",
@@ -321,6 +343,13 @@ RANGES = (
         {"results": _dk_cut},
         looks=("rounding",),
         unseen={"fp32": "what is computed in fp32 is stored as it is"},
+    ),
+    Control(
+        "sigmoid_saved_in_bf16",
+        "range",
+        "what a sigmoid of beta gave is kept for the backward in the carrier",
+        {"strength": _saved_short},
+        looks=("strength",),
     ),
     Control(
         "dbeta_through_carrier",

@@ -9,7 +9,8 @@ from qualify.case import Case
 from qualify.problem import CARRIERS
 from qualify.subjects import subject_from_module
 from references.gdn_recurrent import gdn_recurrent
-from suites.checks.rounding import gradients, outputs, run
+from suites.checks.rounding import gradients, outputs, run, run_strength
+from suites.controls.table import CONTROLS
 from suites.good.table import GOOD
 from suites.subjects.eager import EagerGDN, Notes
 
@@ -67,3 +68,15 @@ def test_a_result_that_is_rounded_twice_fails(faulty: type[EagerGDN]) -> None:
     dtype = "fp16" if faulty is ThroughBfloat16 else "bf16"
     found = run(case(dtype), subject_from_module(faulty(), "faulty"))
     assert {c.tensor for c in found.comparisons if not c.passed} == {"o", "dbeta", "keys.dq", "keys.dk"}
+
+
+@pytest.mark.parametrize("dtype", CARRIERS)
+@pytest.mark.parametrize("fused", ["sigmoid", "neg"])
+def test_the_slope_of_a_sigmoid_in_fp32_is_far_within_its_bound(dtype: str, fused: str) -> None:
+    levels = {**case(dtype).levels, "fused": fused, "scalars": "fp32"}
+    asked = Case("probe.strength", levels, "probe", 5, "any")
+    for name in ("eager", "plain", "own_totals", "recomputed"):
+        (found,) = run_strength(asked, GOOD[name].subject()).comparisons
+        assert found.error < 0.3
+    (missed,) = run_strength(asked, CONTROLS["sigmoid_saved_in_bf16"].subject()).comparisons
+    assert missed.error > 100
