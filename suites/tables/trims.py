@@ -73,7 +73,13 @@ INTERPRETED: Mapping[str, Options] = {
     ),
     "probe.rounding": Options(
         "each",
-        axes={"dtype": ("bf16", "fp16"), "heads": ("16x16",), "packing": ("batch",)},
+        axes={
+            **_ONE_CARRIER,
+            "heads": ("16x16",),
+            "packing": ("batch",),
+            "sites": ("both",),
+            "scalars": ("carrier",),
+        },
         time_limit_s=60.0,
     ),
     "op.refusals": Options("each", axes={"dtype": ("bf16",)}),
