@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 OTHERS = frozenset({*sys.stdlib_module_names, TRITON, "torch", "numpy", "jax", "transformers"})
 """What a subject imports and what says nothing of its kernels."""
+
+DOTTED = re.compile(r"\.*[A-Za-z_]\w*(\.\w+)*")
 
 MAX_FILES = 400
 """More files are not read."""
@@ -49,11 +52,14 @@ def defines_kernels(origin: str) -> bool:
             continue
         if _has_kernel(tree):
             return True
-        for parts in _imports(tree, _package(home, file)):
+        package = _package(home, file)
+        named = (p for p in _named(tree, package) if file in first or p[:1] == package[:1])
+        for parts in [*_imports(tree, package), *named]:
             beside = _files(home, parts) if only in ("", *parts[:1]) else []
             todo += [(home, only, found) for found in beside]
-            if not beside and file in first and parts[0] not in OTHERS:
-                todo += _module(parts)
+        if file in first:
+            others = (p for p in _imports(tree, package) if p[0] not in OTHERS and not _files(home, p))
+            todo += [found for parts in others for found in _module(parts)]
     return False
 
 
@@ -101,6 +107,15 @@ def _imports(tree: ast.AST, package: Sequence[str]) -> Iterator[list[str]]:
             above = [*package[: len(package) - node.level + 1]] if node.level else []
             module = above + (node.module.split(".") if node.module else [])
             yield from ([*module, alias.name] for alias in node.names)
+
+
+def _named(tree: ast.AST, package: Sequence[str]) -> Iterator[list[str]]:
+    """Every dotted name in a string: a package may import its parts by name when they are asked for."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and DOTTED.fullmatch(node.value):
+            name = node.value.lstrip(".")
+            level = len(node.value) - len(name)
+            yield [*(package[: len(package) - level + 1] if level else ()), *name.split(".")]
 
 
 def _has_kernel(tree: ast.AST) -> bool:

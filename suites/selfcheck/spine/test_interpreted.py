@@ -36,7 +36,14 @@ def test_a_text_that_uses_jit_is_told_from_one_that_names_triton(
 
 
 @pytest.mark.parametrize(
-    "line", ["import fast", "from fast import row", "import fast.row", "from fast.row import kernel"]
+    "line",
+    [
+        "import fast",
+        "from fast import row",
+        "import fast.row",
+        "from fast.row import kernel",
+        "import importlib\nrow = importlib.import_module('fast.row')",
+    ],
 )
 def test_kernels_in_a_helper_count(tmp_path: Path, line: str) -> None:
     (tmp_path / "fast").mkdir()
@@ -61,6 +68,20 @@ def test_of_installed_packages_those_count_that_the_subject_imports(
     assert defines_kernels("their_kernels:object")
     assert defines_kernels(str(tmp_path / "adapter.py"))
     assert not defines_kernels(str(tmp_path / "mine.py"))
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from kernels import chunk_gated_delta_rule", True),
+        ("from kernels.gdn import op", True),
+        ("from references.gdn_chunk import gdn_chunk", False),
+        ("from suites.good.table import GOOD", False),
+    ],
+)
+def test_a_wrapper_around_this_project(tmp_path: Path, line: str, found: bool) -> None:
+    (tmp_path / "mine.py").write_text(line)
+    assert defines_kernels(str(tmp_path / "mine.py")) is found
 
 
 @pytest.mark.parametrize(
