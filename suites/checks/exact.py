@@ -43,8 +43,11 @@ def _made(levels: Mapping[str, str], seed: int, device: str) -> Exact:
     if levels.get("final") == "dropped":
         problem = problem.with_(output_final_state=False, dht=None)
     exact = Exact(problem, dict.fromkeys(TENSORS), DERIVATION)
-    sizes = gate_magnitudes(problem)  # of what cancels in dg; its own size is rounded as well
-    exact.room = {n: CANCELLED * (size + exact.expected[n].double().abs()) for n, size in sizes.items()}
+    # of what cancels in dg; it is summed over tokens, and what such a sum leaves is as large as the largest
+    sizes, found = gate_magnitudes(problem), exact.expected
+    exact.room = {
+        n: CANCELLED * (size + found[n].double().abs().amax(1, keepdim=True)) for n, size in sizes.items()
+    }
     return exact
 
 
