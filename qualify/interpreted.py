@@ -13,10 +13,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-TRITON = "triton"
-INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Folders of packages that are installed side by side."""
+from qualify.subject_files import INSTALLED
 
+TRITON = "triton"
 OTHERS = frozenset({*sys.stdlib_module_names, TRITON, "torch", "numpy", "jax", "transformers"})
 """What a subject imports and what says nothing of its kernels."""
 

@@ -22,6 +22,9 @@ from types import ModuleType
 HARNESS = frozenset({"qualify", "kernels", "references", "suites", "reports"})
 """Top-level packages of this project."""
 
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of packages that are installed side by side."""
+
 PREFIX = "gdn_qualify_subject_"
 """How the names of modules begin that came from a file."""
 
@@ -94,7 +97,7 @@ def lies_in(folder: Path, module: ModuleType | None) -> bool:
     """Whether a module came from a folder, and not from an environment that lies in there as well."""
     found = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     path = Path(str(found))
-    return path.is_relative_to(folder) and not {"site-packages", "dist-packages"} & {*path.parts}
+    return path.is_relative_to(folder) and not INSTALLED & {*path.parts}
 
 
 def _places(spec: ModuleSpec) -> list[Path]:

@@ -27,9 +27,6 @@ Function = Callable[[Tensor], Tensor]
 SHAPES = ((1, 48), (3, 40), (13, 16), (64, 130), (100, 33), (256, 16))
 """K x V: one row, no powers of two, partial tiles, the largest K."""
 
-MANY_ROWS = 65_540
-"""Rows of W in one call: more than the blocks that a grid has on its second axis."""
-
 INCOMING = (1.1, 3e-4, -1000.0, 2.0**-14, 448.0, 449.0, -0.0, 7.3)
 """Incoming gradients that a cast to the format, a clamp or a scale would change."""
 
