@@ -118,10 +118,9 @@ def run(folder: Path, workers: int | None, words: Sequence[str]) -> Mapping[str,
         "-m",
         "qualify",
         "run",
-        "--workers",
-        str(workers),
         "--out",
         str(folder),
+        *(() if workers is None else ("--workers", str(workers))),
         *words,
     ]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
