@@ -285,6 +285,7 @@ def subject_facts(subject: SubjectFacts) -> list[tuple[str, str]]:
         ("commit", subject.commit or "unknown"),
         ("uncommitted changes", subject.diff_digest or "yes" if subject.dirty else "none"),
         ("backend that ran", subject.backend),
+        ("kernels", "in Triton; a machine without a GPU interprets them" if subject.interpreted else ""),
         ("offers", ", ".join(subject.offers)),
         ("arithmetic", ", ".join(f"{carrier}: {used}" for carrier, used in subject.arithmetic.items())),
         ("capabilities", ", ".join(f"{k}: {text_of(v)}" for k, v in subject.capabilities.items())),

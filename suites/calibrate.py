@@ -1,9 +1,11 @@
 """Calibration: how near correct implementations come to their budgets, over the cells of a profile.
 
     python -m suites.calibrate --profile cpu --seeds 0 1 2 --share 4
+    python -m suites.calibrate --receipt reports/examples/h200-kernels/receipt.json.gz
 
 prints, for each check and tensor, the largest margin of any correct subject (above 1 it would be accused),
-and for each matched filter kind how far along the way to an accusation a correct subject came.
+and for each matched filter kind how far along the way to an accusation a correct subject came; with
+--receipt of the subjects of a run that was made elsewhere, such as on a GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -20,11 +23,10 @@ from qualify.planning import make_plan
 from qualify.records import CaseRecord, Comparison, Verdict
 from qualify.run_case import run_case
 from qualify.subjects import Subject
+from reports import figures
+from reports.model import load
 from suites.good.table import GOOD
 from suites.tables import TABLES
-
-JUDGED = ("budget", "relation", "filter")
-"""Kinds of comparison that have a tolerance."""
 
 
 def planned_cases(profile: str, seed: int, share: int, patterns: Sequence[str] = ()) -> Iterator[PlannedCase]:
@@ -57,7 +59,7 @@ def judged(
 
 def nearness(comparison: Comparison) -> float:
     """How far along the way to a failure a comparison is: 1 fails."""
-    return comparison.margin if comparison.kind in JUDGED else float(not comparison.passed)
+    return comparison.margin if comparison.kind in figures.MEASURED else float(not comparison.passed)
 
 
 def accusation(name: str, record: CaseRecord) -> str:
@@ -72,7 +74,7 @@ def largest_nearness(records: Iterable[CaseRecord]) -> dict[tuple[str, str, str]
     """The largest nearness by check, carrier and tensor."""
     largest: dict[tuple[str, str, str], float] = defaultdict(float)
     for record in records:
-        for comparison in (c for c in record.comparisons if c.kind in JUDGED):
+        for comparison in (c for c in record.comparisons if c.kind in figures.MEASURED):
             key = (record.check, record.levels.get("dtype", ""), comparison.tensor)
             largest[key] = max(largest[key], nearness(comparison))
     return dict(largest)
@@ -85,12 +87,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: of the command line; None takes the process's own.
     """
     parser = argparse.ArgumentParser(prog="python -m suites.calibrate")
+    parser.add_argument("--receipt", type=Path, help="read the cases of a run instead of running any")
     parser.add_argument("--profile", default="cpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--share", type=int, default=8)
     parser.add_argument("--select", nargs="*", default=[], help="parts of case ids, with * and ?")
     parser.add_argument("--subjects", nargs="*", default=list(GOOD))
     options = parser.parse_args(arguments)
+    if options.receipt:
+        body = load(options.receipt).body
+        recorded = figures.judged(body.plan, body.cases)
+        return report(recorded, sum(bool(accusation(case.subject, case)) for case in recorded))
     torch.set_num_threads(1)
     subjects = {name: GOOD[name].subject() for name in options.subjects}
     records: list[CaseRecord] = []
@@ -103,6 +110,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             accused += bool(line)
             if line:
                 print(line, flush=True)
+    return report(records, accused)
+
+
+def report(records: Sequence[CaseRecord], accused: int) -> int:
+    """Prints the largest nearness of each check, carrier and tensor; returns the exit code.
+
+    Args:
+        records: of every case that ran.
+        accused: how many of them failed.
+    """
     for (check, dtype, tensor), value in sorted(largest_nearness(records).items()):
         print(f"{check:18} {dtype:5} {tensor:14} {value:.2f}")
     ran = sum(bool(record.comparisons) for record in records)

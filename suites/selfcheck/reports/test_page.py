@@ -277,6 +277,16 @@ def test_numbers_are_told_with_three_digits(value: float, told: str) -> None:
     assert text.figure(value) == told
 
 
+def test_what_a_subject_is_made_of_is_on_the_page(failing_receipt: Receipt) -> None:
+    subject = failing_receipt.body.subjects[0]
+    told = dict(page.subject_facts(subject))
+    assert (told["deterministic"], told["arithmetic"]) == ("yes", "bf16: bf16, fp16: fp16, fp32: tf32")
+    assert "kernels" not in told
+    other = dict(page.subject_facts(replace(subject, interpreted=True, deterministic=False)))
+    assert other["kernels"].startswith("in Triton")
+    assert other["deterministic"] == "declares that it is not"
+
+
 def test_a_failing_margin_never_reads_as_one() -> None:
     assert text.margin(1.0001) == "1.01"
     assert text.margin(1.0) == "1.00"

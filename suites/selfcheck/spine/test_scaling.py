@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from qualify.receipt import read_receipt_file
 from suites import scaling
 from suites.subjects import digested
+
+KEPT = Path(__file__).parents[3] / "reports" / "examples" / "h200-scaling"
+"""Runs of one H200 and of two."""
 
 Row = dict[str, Any]
 Tensor = torch.Tensor
@@ -80,6 +86,34 @@ def test_the_command_warms_up_compares_and_says_what_it_found(
     assert "same verdicts, same figures, same bits" in told
     assert json.loads((tmp_path / "scaling.json").read_text())["ratio"] == 2.0
     assert scaling.main(["--out", str(tmp_path / "b"), "--select", "op", "--warm", "--least", "2.5"]) == 1
+
+
+@pytest.mark.parametrize(("workers", "words"), [(None, []), (2, ["--workers", "2"])])
+def test_a_run_names_its_workers_only_where_a_number_is_asked_for(
+    workers: int | None, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+
+    def started(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 2, "said why")
+
+    monkeypatch.setattr(subprocess, "run", started)
+    with pytest.raises(RuntimeError, match="ended with 2: said why"):
+        scaling.run(tmp_path, workers, ["--profile", "h100"])
+    assert ran[0][1:] == ["-m", "qualify", "run", "--out", str(tmp_path), *words, "--profile", "h100"]
+
+
+def test_the_kept_runs_compare_as_their_report_says(tmp_path: Path) -> None:
+    bodies = []
+    for packed in sorted(KEPT.glob("workers-*/receipt.json.gz")):
+        plain = tmp_path / "receipt.json"
+        plain.write_bytes(gzip.decompress(packed.read_bytes()))
+        bodies.append(read_receipt_file(plain)["body"])
+    found = scaling.compared(*bodies)
+    assert found.problems(2, 1.8) == []
+    report = json.loads((KEPT / "scaling.json").read_text())
+    assert (report["cases"], report["digests"], report["ratio"]) == (388, found.digests, found.ratio)
 
 
 def digest_of(op: Callable[..., Any], change: float = 0.0) -> str:
