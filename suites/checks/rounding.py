@@ -1,10 +1,11 @@
 """Outputs rounded once, to nearest: each is a product of two short numbers that is longer than the carrier.
 
 In one problem a token's key is a unit vector of its own and its query a multiple of it, so that its output
-is that multiple of its value, and dbeta is one of its elements times a power of two. In the other a token is
+is that multiple of its value, and dbeta is one of its elements times a power of two. In another a token is
 alone, and its value and incoming gradient meet in one column: dq is a multiple of the key and dk of the
-query. Every operand of a matmul fits eight bits, every product the accumulator; what is left is how a kernel
-writes its results.
+query. In the third a lone token writes nothing, since its value is zero: dv is its beta times one row of the
+state's gradient, and dg the one element in which that gradient and the state meet. Every operand of a matmul
+fits eight bits, every product the accumulator; what is left is how a kernel writes its results.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ BITS = 8
 """Significant bits of every operand: what the narrowest carrier holds."""
 
 SEQUENCES, HEADS, VALUE_HEADS = 6, 2, 4
+BLOCK_V, LARGEST_CODE = 16, 448.0
 
 LARGEST_RAW = 12.0
 """Raw betas are as large as this: sigmoids are near 0 and near 1."""
 
 UNIT = 2.0**-24
+FACTOR = 8 * UNIT
+"""What turns gates to another base and back may move dg, relative to it: far less than a tie is away."""
+
 SIGMOID_ROUNDINGS, RELATIVE_ROUNDINGS = 8.0, 32.0
 """Roundings of fp32 in 1 - y, as parts of 1, and in an exponential and products, relative to them."""
 
@@ -45,7 +50,7 @@ DERIVATION = (
 
 
 def run(case: Case, subject: Subject) -> CheckOutput:
-    """Judges how o, dq, dk and dbeta are rounded.
+    """Judges how o, dq, dk, dv, dg and dbeta are rounded.
 
     Args:
         case: levels of dtype, sites, packing, scalars and heads.
@@ -55,6 +60,7 @@ def run(case: Case, subject: Subject) -> CheckOutput:
     exacts = [
         ("", remembered((*key, "outputs"), lambda: outputs(case))),
         ("keys.", remembered((*key, "gradients"), lambda: gradients(case))),
+        ("state.", remembered((*key, "states"), lambda: states(case))),
     ]
     return output_of(judged(subject, exacts), *(exact.problem for _, exact in exacts))
 
@@ -148,28 +154,70 @@ def gradients(case: Case) -> Exact:
     return _exact(case, {"dq": None, "dk": None}, q=q, k=k, v=v, do=do)
 
 
-def _exact(
-    case: Case, parts: dict[str, None], *, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None = None
-) -> Exact:
+def states(case: Case) -> Exact:
+    """The problem whose `dv` and `dg` are judged.
+
+    The row of the state that the key reads is zero. In another row one element meets a gradient; one of each
+    tile, which meets none, is the largest code, so that rounding moves nothing.
+    """
+    at, numbers = case.levels, Numbers(case.seed + 101)
+    K, V = (int(n) for n in at["heads"].split("x"))
+    shape = (SEQUENCES, VALUE_HEADS)
+    rows = torch.stack([numbers.uniform(K).argsort()[:3] for _ in range(SEQUENCES)])
+    read, met, largest = (rows[:, i, None].expand(shape) for i in range(3))
+    column = (numbers.uniform(*shape) * V).floor().long()
+    beta, arriving = _numbers(numbers, *shape, 1), _numbers(numbers, *shape)
+    held = _numbers(numbers, *shape) if at["sites"] == "none" else _on_the_grid(numbers, *shape)
+    held = _without_ties(held, arriving, at["dtype"])
+    n, h = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
+    state, dht = (torch.zeros(*shape, K, V, dtype=torch.float64) for _ in range(2))
+    state[n, h, largest] = torch.zeros(V).scatter(0, torch.arange(0, V, BLOCK_V), LARGEST_CODE).double()
+    state[n, h, met, column] = held
+    dht[n, h, read] = _without_ties(_numbers(numbers, *shape, V), beta, at["dtype"])
+    dht[n, h, read, column] = 0.0  # else dg would be a sum
+    dht[n, h, met, column] = arriving
+    key = torch.nn.functional.one_hot(rows[:, 0], K).double().view(SEQUENCES, 1, 1, K)
+    exact = _exact(
+        case,
+        {"dv": None, "dg": None},
+        q=torch.zeros(SEQUENCES, 1, HEADS, K),
+        k=key.expand(-1, -1, HEADS, -1),
+        v=torch.zeros(SEQUENCES, 1, VALUE_HEADS, V),
+        beta=beta.view(SEQUENCES, 1, VALUE_HEADS),
+        initial_state=state,
+        dht=dht,
+    )
+    exact.room = {"dg": FACTOR * exact.expected["dg"].double().abs()}
+    return exact
+
+
+def _exact(case: Case, parts: dict[str, None], *, q: Tensor, k: Tensor, v: Tensor, **others: Tensor) -> Exact:
+    """The problem of float tensors as the cell's call has them; no gates, and betas of 1 unless given."""
     at, carrier = case.levels, CARRIERS[case.levels["dtype"]]
     scalar = carrier if at["scalars"] == "carrier" else torch.float32
+    ones = torch.ones(v.shape[:3])
     problem = Problem(
         q=q.to(carrier),
         k=k.to(carrier),
         v=v.to(carrier),
-        g=torch.zeros(v.shape[:3], dtype=scalar),
-        beta=torch.ones(v.shape[:3], dtype=scalar),
-        do=None if do is None else do.to(carrier),
+        g=torch.zeros_like(ones, dtype=scalar),
+        beta=others.pop("beta", ones).to(scalar),
         state_format="e4m3" if at["sites"] == "both" else None,
-        state_block_v=16,
+        state_block_v=BLOCK_V,
         w_format="e4m3" if at["sites"] == "both" else None,
     )
+    problem = problem.with_(**{n: x.to(carrier if n == "do" else torch.float32) for n, x in others.items()})
     return Exact(moved_to(device_of(case), packed(problem, at)), {**parts}, DERIVATION, wrong=())
 
 
 def _numbers(numbers: Numbers, *shape: int) -> Tensor:
     """Any numbers of eight bits, none of them near zero."""
     return short((1.0 + numbers.uniform(*shape)) * numbers.pick((1.0, -1.0, 0.5, -2.0), *shape), BITS)
+
+
+def _on_the_grid(numbers: Numbers, *shape: int) -> Tensor:
+    """Codes of E4M3, beside the largest one as beside any other."""
+    return short((1.0 + numbers.uniform(*shape)) * numbers.pick((1.0, -8.0, 0.5, 64.0), *shape), 4)
 
 
 def _without_ties(x: Tensor, factor: Tensor, dtype: str) -> Tensor:

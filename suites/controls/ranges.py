@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -141,11 +142,24 @@ def _o_cut(self: EagerGDN, n: Notes, v: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(too_large, cut, o), state
 
 
-def _dk_cut(self: EagerGDN, n: Notes, inputs: tuple[Tensor | None, ...]) -> Any:
-    dq, dk, *others = EagerGDN.results(self, n, inputs)
-    exact = self.scatter(n.dk, dk.float(), n)
-    cut = torch.nextafter(dk, torch.zeros_like(dk))
-    return dq, torch.where(dk.float().abs() > exact.abs(), cut, dk), *others
+GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta")
+"""What `EagerGDN.results` begins with."""
+
+
+def _gradient_cut(name: str) -> Callable[..., Any]:
+    """Results of which the gradient `name` (of `GRADIENTS`) keeps the upper bits of its sum."""
+
+    def results(self: EagerGDN, n: Notes, inputs: tuple[Tensor | None, ...]) -> Any:
+        found: list[Tensor | None] = list(EagerGDN.results(self, n, inputs))
+        place = GRADIENTS.index(name)
+        rounded = found[place]
+        assert rounded is not None
+        exact = self.scatter(getattr(n, name), rounded.float(), n)
+        cut = torch.nextafter(rounded, torch.zeros_like(rounded))
+        found[place] = torch.where(rounded.float().abs() > exact.abs(), cut, rounded)
+        return tuple(found)
+
+    return results
 
 
 def _dbeta_through_carrier(self: EagerGDN, n: Notes, inputs: tuple[Tensor | None, ...]) -> Any:
@@ -340,7 +354,23 @@ RANGES = (
         "key_gradient_cut",
         "range",
         "the gradient of a key keeps the carrier's upper bits of its fp32 sum",
-        {"results": _dk_cut},
+        {"results": _gradient_cut("dk")},
+        looks=("rounding",),
+        unseen={"fp32": "what is computed in fp32 is stored as it is"},
+    ),
+    Control(
+        "gate_gradient_cut",
+        "range",
+        "the gradient of a narrow gate keeps the upper bits of its fp32 sum",
+        {"results": _gradient_cut("dg")},
+        looks=("rounding",),
+        unseen={"fp32": "gates as wide as the sum store it as it is"},
+    ),
+    Control(
+        "value_gradient_cut",
+        "range",
+        "the gradient of a value keeps the carrier's upper bits of its fp32 sum",
+        {"results": _gradient_cut("dv")},
         looks=("rounding",),
         unseen={"fp32": "what is computed in fp32 is stored as it is"},
     ),

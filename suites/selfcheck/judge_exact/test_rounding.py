@@ -8,13 +8,15 @@ import torch
 from qualify.case import Case
 from qualify.problem import CARRIERS
 from qualify.subjects import subject_from_module
-from references.gdn_recurrent import gdn_recurrent
-from suites.checks.rounding import gradients, outputs, run, run_strength
+from suites.checks.rounding import gradients, outputs, run, run_strength, states
 from suites.controls.table import CONTROLS
 from suites.good.table import GOOD
+from suites.oracle import expected
 from suites.subjects.eager import EagerGDN, Notes
 
 Tensor = torch.Tensor
+
+JUDGED = ["o", "dbeta", "keys.dq", "keys.dk", "state.dv", "state.dg"]
 
 
 def case(dtype: str, sites: str = "none", heads: str = "16x16", packing: str = "docs") -> Case:
@@ -45,21 +47,17 @@ def test_a_correct_implementation_writes_the_expected_bits(name: str, dtype: str
     for sites, heads, packing in (("none", "16x16", "docs"), ("both", "64x64", "batch")):
         found = run(case(dtype, sites, heads, packing), GOOD[name].subject())
         assert [c.tensor for c in found.comparisons if not c.passed] == []
-        assert [c.tensor for c in found.comparisons] == ["o", "dbeta", "keys.dq", "keys.dk"]
+        assert [c.tensor for c in found.comparisons] == JUDGED
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_most_elements_are_longer_than_the_carrier(dtype: str) -> None:
-    for exact in (outputs(case(dtype)), gradients(case(dtype))):
-        p = exact.problem
-        q, k, v = (x.double().requires_grad_() for x in (p.q, p.k, p.v))
-        assert p.do is not None
-        beta = p.beta.double().requires_grad_()
-        o, _ = gdn_recurrent(q, k, v, p.g, beta, cu_seqlens=p.cu_seqlens)
-        dq, dk, dbeta = torch.autograd.grad(o, (q, k, beta), p.do.double())
-        found = {"o": o, "dq": dq, "dk": dk, "dbeta": dbeta}
+    for exact in (outputs(case(dtype)), gradients(case(dtype)), states(case(dtype))):
+        found = expected(exact.problem)
         for name in exact.parts:
-            long = found[name] != found[name].to(CARRIERS[dtype]).double()
+            x = found[name]
+            assert x is not None
+            long = x != x.to(CARRIERS[dtype]).double()
             assert float(long.double().mean()) > 0.5, name
 
 
@@ -67,7 +65,7 @@ def test_most_elements_are_longer_than_the_carrier(dtype: str) -> None:
 def test_a_result_that_is_rounded_twice_fails(faulty: type[EagerGDN]) -> None:
     dtype = "fp16" if faulty is ThroughBfloat16 else "bf16"
     found = run(case(dtype), subject_from_module(faulty(), "faulty"))
-    assert {c.tensor for c in found.comparisons if not c.passed} == {"o", "dbeta", "keys.dq", "keys.dk"}
+    assert [c.tensor for c in found.comparisons if not c.passed] == JUDGED
 
 
 @pytest.mark.parametrize("dtype", CARRIERS)
