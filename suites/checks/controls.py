@@ -77,6 +77,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "probe_w": Look("probe.w"),
         "probe_state_wide": Look("probe.state", {"heads": "256x16", "block_v": "16"}),
         "probe_w_late": Look("probe.w", {"before": "2112"}),
+        "probe_w_stateless": Look("probe.w", {"initial": "zero", "final": "dropped"}),
         "probe_w_wide": Look("probe.w", {"heads": "128x128"}),
         "probe_write": Look("probe.write", {"block_v": "16"}),
         "probe_write_short": Look("probe.write", {"block_v": "16", "written": "50"}),

@@ -3,7 +3,8 @@
 `state`: no token writes (beta = 0): the final state is the initial one, rounded on entry and after each
 chunk. `write`: each token writes a row of its own (one-hot keys, beta = 1), so the state after each chunk is
 known to the last bit, with scales of any size. `w`: from an identity state with v = 0 and a key that begins
-with 1, the row of that 1 in the final state is the identity's minus the rounded row of W.
+with 1, the row of that 1 in the final state is the identity's minus the rounded row of W. Where a call keeps
+no states, queries behind the tokens read the rows instead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from qualify.problem import CARRIERS, Problem
 from qualify.regimes import Numbers
 from qualify.subjects import Subject
 from references.formats import grid_named, round_to_grid
-from suites.checks.bits import Exact, judged, remembered
+from suites.checks.bits import Exact, Part, judged, remembered
 from suites.checks.evidence import device_of, output_of
 from suites.checks.rows import DTYPES, OP, levels, profiles
 
@@ -61,7 +62,9 @@ def run_w(case: Case, subject: Subject) -> CheckOutput:
         case: levels of dtype.
         subject: what is judged.
     """
-    probes = {"": _w_probe, "codes.": _w_codes_probe, "adjoint.": _adjoint_probe}
+    probes = {"": _w_probe, "codes.": _w_codes_probe}
+    if case.levels.get("final", "kept") == "kept":
+        probes["adjoint."] = _adjoint_probe
     if _reads_carrier(case, subject):
         probes["sums."] = _w_sums_probe
     return _run(case, subject, probes)
@@ -361,8 +364,9 @@ def _w_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
     # where the carrier holds more bits than an operand, W is read exactly only if its scale is short as well
     narrow = bits < CARRIER_BITS[at["dtype"]]
     problem, rows = _w_problem(at, bits, 7 if narrow else bits, numbers)
-    return Exact(
-        packed(_from_zero(_behind(problem, at), at), at),
+    return _w_exact(
+        problem,
+        at,
         {
             "final_state": lambda x: x[:, :, :TOKENS],
             "dk": lambda x: _own_keys(x.reshape(len(rows), -1, *rows.shape[2:])[:, -TOKENS:]),
@@ -385,8 +389,9 @@ def _w_codes_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
         w = identity - final_state[:, :, :TOKENS].float()
         return round_to_grid((w / scale.to(w.device)).contiguous(), grid_named("e4m3"))
 
-    return Exact(
-        packed(_from_zero(_behind(problem, at), at), at),
+    return _w_exact(
+        problem,
+        at,
         {"final_state": codes},
         "as the row of W itself, but only codes are read: neighbours differ by a sixteenth at least, and an "
         "operand is rounded by less than a two-hundredth",
@@ -426,6 +431,73 @@ def _w_problem(at: Mapping[str, str], bits: int, scale_bits: int, numbers: Numbe
         w_format="e4m3",
     )
     return problem, k
+
+
+def _w_exact(
+    problem: Problem,
+    at: Mapping[str, str],
+    parts: dict[str, Part | None],
+    derivation: str,
+    wrong: tuple[str, ...] | None = None,
+) -> Exact:
+    """The exact problem of a call that keeps states, or of one that is given none and returns none.
+
+    Args:
+        problem: from an identity state.
+        at: the levels; where `final` is `dropped`, queries read every row behind the tokens, and what was the
+            final state's gradient is theirs.
+        parts: of the final state, and of gradients at the problem's own tokens, which are the last.
+        derivation: why there is no tolerance.
+        wrong: as for `Exact`.
+    """
+    problem = _from_zero(_behind(problem, at), at)
+    if at.get("final", "kept") == "kept":
+        return Exact(packed(problem, at), parts, derivation, wrong)
+    (N, _, HV, V), K = problem.v.shape, problem.k.shape[3]
+
+    def read(x: Tensor) -> Tensor:
+        return x.reshape(N, -1, HV, V)[:, -K:].transpose(1, 2)
+
+    def rows(part: Part) -> Part:
+        # beside the diagonal, where 1 minus an element of W may be longer than the carrier
+        return lambda o: part(read(o) * (1 - torch.eye(K, V, dtype=o.dtype, device=o.device)))
+
+    def before_queries(part: Part) -> Part:
+        return lambda x: part(x.reshape(N, -1, *x.shape[2:])[:, :-K])
+
+    judged_parts: dict[str, Part | None] = {
+        "o" if name == "final_state" else name: (rows if name == "final_state" else before_queries)(part)
+        for name, part in parts.items()
+        if part is not None
+    }
+    return Exact(_as_views(packed(_with_queries(problem), at), at), judged_parts, derivation, wrong)
+
+
+def _with_queries(problem: Problem) -> Problem:
+    """The batch with a query for every row of the state behind it, and without a state at its end."""
+    (N, _, _, K) = problem.q.shape
+
+    def longer(x: Tensor, more: Tensor | None = None) -> Tensor:
+        return torch.cat([x, x.new_zeros(N, K, *x.shape[2:]) if more is None else more.to(x)], 1)
+
+    queries = torch.eye(K)[None, :, None].expand(N, K, problem.q.shape[2], K)
+    tokens = {name: longer(getattr(problem, name)) for name in ("k", "v", "g", "beta")}
+    arriving = (
+        None if problem.dht is None else longer(torch.zeros_like(problem.v), problem.dht.transpose(1, 2))
+    )
+    return problem.with_(
+        **tokens, q=longer(problem.q, queries), do=arriving, dht=None, output_final_state=False
+    )
+
+
+def _as_views(problem: Problem, at: Mapping[str, str]) -> Problem:
+    """Packed calls with tokens as the innermost dimension in memory: other code may read those."""
+    if at.get("packing", "batch") != "docs":
+        return problem
+    tokens = ("q", "k", "v", "g", "beta")
+    return problem.with_(
+        **{n: getattr(problem, n).transpose(1, -1).contiguous().transpose(1, -1) for n in tokens}
+    )
 
 
 W_GRADIENTS = (1.1015625, -0.000301361083984375, 40.0, -0.15625, 3.015625, 2.0**-12)
@@ -561,8 +633,9 @@ def _w_sums_probe(at: Mapping[str, str], bits: int, numbers: Numbers) -> Exact:
         scale=1.0,
         w_format="e4m3",
     )
-    return Exact(
-        packed(_from_zero(_behind(problem, at), at), at),
+    return _w_exact(
+        problem,
+        at,
         {"final_state": lambda x: x[:, :, 0]},
         "from an identity state, with v = 0 and a coordinate in which the second of two keys is 1 and the "
         "first is 0, the row of that coordinate is the identity's minus the second row of W: the difference "
@@ -700,9 +773,12 @@ ROWS = (
         needs=OP,
         axes=levels("dtype")
         | {"sites": ("w",), "packing": ("batch", "docs"), "heads": ("32x32", "64x64", "128x128", "256x256")}
-        | {"before": ("0", SOME, MANY), "initial": ("given", "zero")},
+        | {"before": ("0", SOME, MANY), "initial": ("given", "zero"), "final": ("kept", "dropped")},
         regimes=("probe",),
         constraints=(
+            Constraint({"initial": ("given",), "final": ("dropped",)}, "what is left of states is asked for"),
+            Constraint({"sm": ("cpu",), "final": ("dropped",), "heads": ("128x128", "256x256")}, SECONDS),
+            Constraint({"final": ("dropped",), "before": (MANY,)}, "late chunks are asked for with states"),
             Constraint(
                 {"sm": ("cpu",), "before": (SOME, MANY), "heads": ("64x64", "128x128", "256x256")}, SECONDS
             ),

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from suites.controls.control import Control
-from suites.subjects.eager import SMALLEST_NORMAL, EagerQDQ
+from suites.subjects.eager import SMALLEST_NORMAL, EagerGDN, EagerQDQ
 
 Tensor = torch.Tensor
 
 
 def _ties_away(self: EagerQDQ, y: Tensor, step: Tensor) -> Tensor:
     return torch.floor((y / step).abs() + 0.5) * step * y.sign()
+
+
+class _HalvesAwayInW(EagerQDQ):
+    """Another rounding of W than of states."""
+
+    def w_values(self, w: Tensor, fmt: str) -> Tensor:
+        away = type("HalvesAway", (EagerQDQ,), {"nearest": _ties_away})()
+        values: Tensor = away.w_values(w, fmt)
+        return values
+
+
+def _other_w_without_states(self: EagerGDN, *tensors: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    stateless = options.get("initial_state") is None and not options.get("output_final_state", False)
+    self.qdq = _HalvesAwayInW() if stateless else EagerQDQ()
+    return EagerGDN.chunk_gated_delta_rule(self, *tensors, **options)
 
 
 def _truncated(self: EagerQDQ, y: Tensor, step: Tensor) -> Tensor:
@@ -109,6 +126,13 @@ CODES = (
         "a software rounding adds half and cuts",
         rounding={"nearest": _ties_away},
         looks=("qdq", "exact"),
+    ),
+    Control(
+        "w_ties_away_without_states",
+        "codes",
+        "the kernel of calls that keep no states has a rounding of W of its own",
+        {"chunk_gated_delta_rule": _other_w_without_states},
+        looks=("probe_w_stateless",),
     ),
     Control(
         "truncated",

@@ -40,6 +40,8 @@ def with_method(**methods: Any) -> Subject:
     return subject_from_module(type("Faulty", (EagerGDN,), methods)(), "faulty")
 
 
+STATELESS = {"initial": "zero", "final": "dropped", "packing": "docs"}
+
 CHECKS: dict[str, tuple[Run, dict[str, str]]] = {
     "state_bits": (qdq.run_state_bits, {}),
     "w_bits": (qdq.run_w_bits, {}),
@@ -48,6 +50,7 @@ CHECKS: dict[str, tuple[Run, dict[str, str]]] = {
     "probe_state": (probes.run_state, {"length": "1", "packing": "docs"}),
     "probe_write": (probes.run_write, {"initial": "given"}),
     "probe_w": (probes.run_w, {}),
+    "probe_w_stateless": (probes.run_w, STATELESS),
     "grid": (grid.run, {"packing": "docs", "length": "65", "grouping": "hv2"}),
     "repeat": (invariants.run_repeat, {"packing": "docs", "length": "65", "checkpointing": "on"}),
     "borders": (invariants.run_borders, {"packing": "docs", "length": "65"}),
@@ -322,6 +325,24 @@ def test_a_nan_in_a_given_state_that_one_column_alone_reads_fails() -> None:
 def test_heads_of_one_key_have_scales_of_their_own_in_the_w_probe() -> None:
     faulty = CONTROLS["w_scale_of_a_group"].subject()
     assert asked(probes.run_w, faulty) == ["final_state", "codes.final_state"]
+
+
+def test_a_w_that_is_left_alone_only_in_calls_without_states_fails() -> None:
+    def left_alone(of_views: bool) -> Subject:
+        def op(*tensors: Any, **options: Any) -> Any:
+            stateless = options["initial_state"] is None and not options["output_final_state"]
+            if stateless and not (of_views and tensors[1].is_contiguous()):
+                options["w_format"] = None
+            return EAGER.chunk_gated_delta_rule(*tensors, **options)
+
+        return replace(SOUND, chunk_gated_delta_rule=op)
+
+    kept = {**STATELESS, "final": "kept"}
+    assert asked(probes.run_w, left_alone(of_views=False), **kept) == []
+    for of_views in (False, True):
+        assert asked(probes.run_w, left_alone(of_views), **STATELESS) == ["o", "sums.o"]
+    batch = {**STATELESS, "packing": "batch"}
+    assert asked(probes.run_w, left_alone(of_views=False), **batch) == ["o", "sums.o"]
 
 
 def test_a_call_outside_the_contract_that_goes_through_fails() -> None:
