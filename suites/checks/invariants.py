@@ -20,6 +20,7 @@ from qualify.problem import Outcome, Problem, run_op
 from qualify.records import Comparison, Verdict
 from qualify.regimes import build_problem
 from qualify.subjects import Subject
+from suites.checks.bits import Exact
 from suites.checks.defaults import shortened
 from suites.checks.evidence import (
     Evidence,
@@ -108,7 +109,7 @@ def run_memory(case: Case, subject: Subject) -> CheckOutput:
 
 
 def run_arguments(case: Case, subject: Subject) -> CheckOutput:
-    """Judges what is returned for what is asked: no state, one gradient, none at all.
+    """Judges what is returned for what is asked: no state, one gradient, none at all; and unusual arguments.
 
     Args:
         case: levels of `qualify.regimes.AXES`.
@@ -131,6 +132,7 @@ def run_arguments(case: Case, subject: Subject) -> CheckOutput:
         found = judge_tensor(evidence, name, _only(op, fresh(problem), name))
         comparisons.append(replace(found, tensor=f"only.{name}"))
     comparisons += [*_by_default(subject, problem), *_other_scales(subject, evidence)]
+    comparisons += [*_other_scalars(subject, evidence), *_no_tokens(subject, problem)]
     return output_of(comparisons, problem)
 
 
@@ -556,6 +558,33 @@ def _other_scales(subject: Subject, evidence: Evidence) -> Iterator[Comparison]:
             if isinstance(found := zero[name], Tensor):
                 left = int(found.count_nonzero())
                 yield holds(f"scale_zero.{name}", left, found.numel(), "a scale of zero is taken for another")
+
+
+def _other_scalars(subject: Subject, evidence: Evidence) -> Iterator[Comparison]:
+    """Gates and betas in a dtype of their own are computed in fp32, and their gradients have that dtype.
+
+    A subject may refuse such a dtype; one that takes it must not take its bits for others.
+    """
+    problem = evidence.problem
+    for dtype in (torch.float64, torch.float16 if problem.carrier is torch.bfloat16 else torch.bfloat16):
+        changed = problem.with_(g=problem.g.to(dtype), beta=problem.beta.to(dtype))
+        outcome = _unless_refused(subject, changed)
+        if outcome is not None:
+            own = evidence_for(changed, evidence.arithmetic)
+            for name in own.tensors():
+                found = judge_tensor(own, name, outcome[name])
+                yield replace(found, tensor=f"scalars_{str(dtype).removeprefix('torch.')}.{name}")
+
+
+def _no_tokens(subject: Subject, problem: Problem) -> Iterator[Comparison]:
+    """A call without a token gives back its states, rounded as on entry; a subject may refuse it."""
+    nothing = {name: getattr(problem, name)[:, :0] for name in _POSITIONAL}
+    bounds = None if problem.cu_seqlens is None else torch.zeros_like(problem.cu_seqlens)
+    empty = problem.with_(**nothing, cu_seqlens=bounds, do=None)
+    outcome = _unless_refused(subject, empty)
+    if outcome is not None:
+        exact = Exact(empty, {"final_state": None, "dh0": None}, "no token touches a state", wrong=())
+        yield from exact.judge(outcome, "no_tokens.")
 
 
 def _unless_refused(subject: Subject, problem: Problem) -> Outcome | None:

@@ -373,7 +373,8 @@ class EagerGDN:
         out = y.new_zeros(like.shape[0] * like.shape[1], *chunks.shape[3:])
         out[n.at.index[n.at.valid]] = chunks[n.at.valid]
         if like.shape[2] != n.HV:
-            out = self.sum_group(out.reshape(out.shape[0], like.shape[2], -1, *out.shape[2:]))
+            group = n.HV // like.shape[2]
+            out = self.sum_group(out.reshape(len(out), like.shape[2], group, *out.shape[2:]))
         return out.reshape(like.shape).to(like.dtype)
 
     def sum_group(self, per_value_head: Tensor) -> Tensor:

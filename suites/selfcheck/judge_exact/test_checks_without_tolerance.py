@@ -310,6 +310,37 @@ def test_a_scale_without_its_sign_fails_and_one_that_is_refused_does_not() -> No
     assert asked(run, replace(SOUND, chunk_gated_delta_rule=positive), **levels) == []
 
 
+@pytest.mark.parametrize(("dtype", "carrier"), [(torch.float64, "bf16"), (torch.float16, "bf16")])
+def test_gates_whose_dtype_is_misread_fail_and_a_dtype_that_is_refused_does_not(
+    dtype: torch.dtype, carrier: str
+) -> None:
+    def misread(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Any:
+        return EAGER.chunk_gated_delta_rule(q, k, v, g / 2 if g.dtype == dtype else g, beta, **options)
+
+    def refused(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Any:
+        if g.dtype == dtype:
+            raise TypeError("gates must be fp32 or bf16")
+        return EAGER.chunk_gated_delta_rule(q, k, v, g, beta, **options)
+
+    run, levels = CHECKS["arguments"]
+    failing = asked(run, replace(SOUND, chunk_gated_delta_rule=misread), **levels, dtype=carrier)
+    assert {name.partition(".")[0] for name in failing} == {f"scalars_{str(dtype).removeprefix('torch.')}"}
+    assert asked(run, replace(SOUND, chunk_gated_delta_rule=refused), **levels, dtype=carrier) == []
+
+
+def test_a_call_without_tokens_that_loses_its_states_fails() -> None:
+    def lost(*tensors: Any, **options: Any) -> Any:
+        o, final_state = EAGER.chunk_gated_delta_rule(*tensors, **options)
+        assert final_state is not None
+        return o, final_state if tensors[0].shape[1] else final_state * 0
+
+    run, levels = CHECKS["arguments"]
+    assert asked(run, replace(SOUND, chunk_gated_delta_rule=lost), **levels) == [
+        "no_tokens.final_state",
+        "no_tokens.dh0",
+    ]
+
+
 def test_a_nan_in_a_given_state_that_one_column_alone_reads_fails() -> None:
     class OneColumn(EagerGDN):
         def round_state(self, state: Tensor, where: str, n: Notes) -> Tensor:
