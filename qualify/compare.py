@@ -376,6 +376,47 @@ def compare_budget(
     )
 
 
+def compare_bound(
+    tensor: str,
+    expected: Tensor,
+    actual: object,
+    allowed: Tensor,
+    layout: Layout,
+    *,
+    derivation: str,
+    discrimination: Mapping[str, float] | None = None,
+) -> Comparison:
+    """Holds every element of an fp32 tensor against a bound of its own; tells the largest share of one.
+
+    Args:
+        expected: fp64.
+        actual: what the subject returned; must be fp32 and have `expected`'s shape.
+        allowed: fp64, positive, the bound of each element.
+        derivation: where the bound comes from.
+        discrimination: wrong answer -> how far beyond the bound it is; above 1 it is excluded.
+    """
+    wrong = mismatch(tensor, actual, shape=tuple(expected.shape), dtype=torch.float32, device=expected.device)
+    if wrong is not None:
+        return wrong
+    assert isinstance(actual, Tensor)
+    shares = ((actual.detach().double() - expected).abs() / allowed).nan_to_num(
+        nan=torch.inf, posinf=torch.inf
+    )
+    index = _unravel(shares.argmax(), shares.shape)
+    told = dict(discrimination or {})
+    return Comparison(
+        tensor=tensor,
+        kind="budget",
+        metric="share_of_bound",
+        error=float(shares.max()),
+        budget=1.0,
+        derivation=derivation,
+        worst=Worst(layout.place(index), float(expected[index]), float(actual[index])),
+        discrimination=told,
+        excluded=tuple(name for name, distance in told.items() if distance > 1.0),
+    )
+
+
 @dataclass(frozen=True)
 class _Metric:
     error: float

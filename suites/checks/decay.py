@@ -12,9 +12,9 @@ import torch
 
 from qualify.case import Case, CheckOutput
 from qualify.checks_table import CheckRow
-from qualify.compare import layout_of, mismatch
+from qualify.compare import compare_bound, layout_of
 from qualify.problem import Outcome, Problem
-from qualify.records import Comparison, Worst
+from qualify.records import Comparison
 from qualify.regimes import build_problem
 from qualify.subjects import Subject
 from references.wrong_answers import WRONG_ANSWERS
@@ -120,31 +120,21 @@ def _judged(
 ) -> Comparison:
     target = exact[name]
     assert target is not None
-    shape, device = tuple(target.shape), target.device
-    unlike = mismatch(name, actual, shape=shape, dtype=torch.float32, device=device)
-    if unlike is not None:
-        return unlike
-    assert actual is not None
     allowed = bound[..., None, None] * target.abs() + 2.0**-126
-    shares = (actual.double() - target).abs() / allowed
-    shares = torch.where(shares.isnan(), torch.full_like(shares, torch.inf), shares)
-    place = tuple(int(i) for i in torch.unravel_index(shares.flatten().argmax().cpu(), shares.shape))
     distances = {
         other: float(((x - target).abs() / allowed).max()) / CLEAR
         for other, found in wrong.items()
         if (x := found[name]) is not None
     }
-    return Comparison(
-        tensor=name,
-        kind="budget",
-        metric="share_of_bound",
-        error=float(shares.max()),
-        budget=1.0,
+    return compare_bound(
+        name,
+        target,
+        actual,
+        allowed,
+        layout_of(name),
         derivation="fp32 bound of a running sum over each chunk, or of an exponential and a product for each "
         "token, and of another base",
-        worst=Worst(layout_of(name).place(place), float(target[place]), float(actual[place])),
         discrimination=distances,
-        excluded=tuple(other for other, distance in distances.items() if distance > 1.0),
     )
 
 

@@ -14,9 +14,9 @@ import torch
 
 from qualify.case import Case, CheckOutput
 from qualify.checks_table import CheckRow
-from qualify.compare import layout_of, mismatch
+from qualify.compare import compare_bound, layout_of
 from qualify.problem import CARRIERS, Problem
-from qualify.records import Comparison, Worst
+from qualify.records import Comparison
 from qualify.regimes import Numbers
 from qualify.subjects import Subject
 from suites.checks.bits import Exact, judged, remembered
@@ -118,25 +118,15 @@ def judge_strength(problem: Problem, actual: Tensor | None) -> Comparison:
     """
     target = expected(problem)["dbeta"]
     assert target is not None
-    unlike = mismatch("dbeta", actual, shape=tuple(target.shape), dtype=torch.float32, device=target.device)
-    if unlike is not None:
-        return unlike
-    assert actual is not None
     y = problem.beta.double().sigmoid()
     arriving = target / (y * (1 - y))
-    allowed = UNIT * (SIGMOID_ROUNDINGS * arriving.abs() + RELATIVE_ROUNDINGS * target.abs())
-    shares = ((actual.double() - target).abs() / allowed).nan_to_num(nan=torch.inf)
-    place = tuple(int(i) for i in torch.unravel_index(shares.flatten().argmax().cpu(), shares.shape))
-    return Comparison(
-        tensor="dbeta",
-        kind="budget",
-        metric="share_of_bound",
-        error=float(shares.max()),
-        budget=1.0,
+    return compare_bound(
+        "dbeta",
+        target,
+        actual,
+        UNIT * (SIGMOID_ROUNDINGS * arriving.abs() + RELATIVE_ROUNDINGS * target.abs()),
+        layout_of("dbeta", dims=target.dim()),
         derivation="fp32 bound of a sigmoid's slope, of what arrives at it and of what cancels in 1 - y",
-        worst=Worst(
-            layout_of("dbeta", dims=target.dim()).place(place), float(target[place]), float(actual[place])
-        ),
     )
 
 
