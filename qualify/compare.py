@@ -384,18 +384,19 @@ def compare_bound(
     layout: Layout,
     *,
     derivation: str,
+    dtype: torch.dtype = torch.float32,
     discrimination: Mapping[str, float] | None = None,
 ) -> Comparison:
-    """Holds every element of an fp32 tensor against a bound of its own; tells the largest share of one.
+    """Holds every element of a tensor against a bound of its own; tells the largest share of one.
 
     Args:
         expected: fp64.
-        actual: what the subject returned; must be fp32 and have `expected`'s shape.
+        actual: what the subject returned; must have `dtype` and `expected`'s shape.
         allowed: fp64, positive, the bound of each element.
         derivation: where the bound comes from.
         discrimination: wrong answer -> how far beyond the bound it is; above 1 it is excluded.
     """
-    wrong = mismatch(tensor, actual, shape=tuple(expected.shape), dtype=torch.float32, device=expected.device)
+    wrong = mismatch(tensor, actual, shape=tuple(expected.shape), dtype=dtype, device=expected.device)
     if wrong is not None:
         return wrong
     assert isinstance(actual, Tensor)

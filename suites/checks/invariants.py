@@ -28,11 +28,13 @@ from suites.checks.evidence import (
     evidence_for,
     evidence_of,
     fresh,
+    judge,
     judge_tensor,
     outcome_of,
     output_of,
 )
 from suites.checks.rows import DTYPES, OP, levels, profiles
+from suites.checks.stored import stored
 
 Tensor = torch.Tensor
 Op = Callable[..., tuple[Tensor, Tensor | None]]
@@ -563,17 +565,18 @@ def _other_scales(subject: Subject, evidence: Evidence) -> Iterator[Comparison]:
 def _other_scalars(subject: Subject, evidence: Evidence) -> Iterator[Comparison]:
     """Gates and betas in a dtype of their own are computed in fp32, and their gradients have that dtype.
 
-    A subject may refuse such a dtype; one that takes it must not take its bits for others.
+    A subject may refuse such a dtype; one that takes it must not take its bits, or its width, for others.
     """
     problem = evidence.problem
-    for dtype in (torch.float64, torch.float16 if problem.carrier is torch.bfloat16 else torch.bfloat16):
-        changed = problem.with_(g=problem.g.to(dtype), beta=problem.beta.to(dtype))
+    narrow = torch.float16 if problem.carrier is torch.bfloat16 else torch.bfloat16
+    for g_dtype, beta_dtype in ((torch.float64, torch.float64), (narrow, torch.float32)):
+        changed = problem.with_(g=problem.g.to(g_dtype), beta=problem.beta.to(beta_dtype))
         outcome = _unless_refused(subject, changed)
         if outcome is not None:
             own = evidence_for(changed, evidence.arithmetic)
-            for name in own.tensors():
-                found = judge_tensor(own, name, outcome[name])
-                yield replace(found, tensor=f"scalars_{str(dtype).removeprefix('torch.')}.{name}")
+            found = judge(own, outcome) + (stored(own, outcome) if g_dtype is narrow else [])
+            name = f"gates_{str(g_dtype).removeprefix('torch.')}"
+            yield from (replace(comparison, tensor=f"{name}.{comparison.tensor}") for comparison in found)
 
 
 def _no_tokens(subject: Subject, problem: Problem) -> Iterator[Comparison]:

@@ -10,11 +10,13 @@ fits eight bits, every product the accumulator; what is left is how a kernel wri
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from qualify.case import Case, CheckOutput
 from qualify.checks_table import CheckRow
-from qualify.compare import compare_bound, layout_of
+from qualify.compare import compare_bound, layout_of, ulp
 from qualify.problem import CARRIERS, Problem
 from qualify.records import Comparison
 from qualify.regimes import Numbers
@@ -82,7 +84,8 @@ def outputs(case: Case) -> Exact:
 
 
 def run_strength(case: Case, subject: Subject) -> CheckOutput:
-    """Judges the gradient of a raw beta, where the op makes a sigmoid of it, to the precision of fp32.
+    """Judges the gradient of a raw beta, where the op makes a sigmoid of it, to the precision of fp32; where
+    beta is narrower, what arrives and what is returned may be rounded to its dtype.
 
     Args:
         case: levels of dtype, fused, sites, packing and heads.
@@ -101,9 +104,7 @@ def strengths(case: Case) -> Problem:
     numbers, neg = Numbers(case.seed + 97), case.levels["fused"] == "neg"
     problem = outputs(case).problem
     raw = numbers.uniform(*problem.beta.shape, low=-LARGEST_RAW, high=LARGEST_RAW)
-    return problem.with_(
-        beta=raw.float().to(problem.beta.device), use_beta_sigmoid_in_kernel=True, allow_neg_eigval=neg
-    )
+    return problem.with_(beta=raw.to(problem.beta), use_beta_sigmoid_in_kernel=True, allow_neg_eigval=neg)
 
 
 def judge_strength(problem: Problem, actual: Tensor | None) -> Comparison:
@@ -116,17 +117,20 @@ def judge_strength(problem: Problem, actual: Tensor | None) -> Comparison:
         problem: of `strengths`.
         actual: the subject's dbeta.
     """
-    target = expected(problem)["dbeta"]
+    target, dtype = expected(problem)["dbeta"], problem.beta.dtype
     assert target is not None
     y = problem.beta.double().sigmoid()
     arriving = target / (y * (1 - y))
+    own = 2 * ulp(target, dtype) if dtype is not torch.float32 else torch.zeros_like(target)
     return compare_bound(
         "dbeta",
         target,
         actual,
-        UNIT * (SIGMOID_ROUNDINGS * arriving.abs() + RELATIVE_ROUNDINGS * target.abs()),
+        UNIT * (SIGMOID_ROUNDINGS * arriving.abs() + RELATIVE_ROUNDINGS * target.abs()) + own,
         layout_of("dbeta", dims=target.dim()),
-        derivation="fp32 bound of a sigmoid's slope, of what arrives at it and of what cancels in 1 - y",
+        dtype=dtype,
+        derivation="fp32 bound of a sigmoid's slope, of what arrives at it and of what cancels in 1 - y, and "
+        "two units in the last place of a narrower beta",
     )
 
 
@@ -181,10 +185,15 @@ def states(case: Case) -> Exact:
     return exact
 
 
+def scalar_dtype(at: Mapping[str, str]) -> torch.dtype:
+    """The dtype of gates and betas in a cell."""
+    return CARRIERS[at["dtype"] if at["scalars"] == "carrier" else at["scalars"]]
+
+
 def _exact(case: Case, parts: dict[str, None], *, q: Tensor, k: Tensor, v: Tensor, **others: Tensor) -> Exact:
     """The problem of float tensors as the cell's call has them; no gates, and betas of 1 unless given."""
     at, carrier = case.levels, CARRIERS[case.levels["dtype"]]
-    scalar = carrier if at["scalars"] == "carrier" else torch.float32
+    scalar = scalar_dtype(at)
     ones = torch.ones(v.shape[:3])
     problem = Problem(
         q=q.to(carrier),
@@ -240,7 +249,7 @@ ROWS = (
             "fused": ("sigmoid", "neg"),
             "sites": ("none",),
             "packing": ("batch", "docs"),
-            "scalars": ("fp32",),
+            "scalars": ("fp32", "bf16"),
             "heads": ("16x16",),
         },
         regimes=("probe",),

@@ -2,7 +2,7 @@
 
 A result that was cut instead of rounded is too small by half a unit in the last place on average; among
 errors that point either way, of thousands of elements, that stands out though each of them is within every
-budget. A result that is returned in fp32 but went through the carrier has no bits below the carrier's.
+budget. A result that is returned in fp32 but went through 16 bits, those of another tensor, has none below.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from qualify.budgets import SLACK, Noise
 from qualify.compare import holds, ulp
-from qualify.problem import Outcome
+from qualify.problem import Outcome, Problem
 from qualify.records import Comparison
 from suites.checks.evidence import Evidence, dtype_of
 
@@ -43,7 +43,7 @@ class Bias(NamedTuple):
 
 
 def stored(evidence: Evidence, outcome: Outcome) -> list[Comparison]:
-    """Judges how an outcome was stored: what is narrower than fp32, and what is fp32 beside a narrow carrier.
+    """Judges how an outcome was stored: what is narrower than fp32, and what is fp32 beside narrow tensors.
 
     Args:
         evidence: of the problem that was run.
@@ -61,9 +61,15 @@ def stored(evidence: Evidence, outcome: Outcome) -> list[Comparison]:
         if dtype is not torch.float32:
             if (bias := bias_of(expected, actual, evidence.noise[name], dtype)) is not None:
                 biases[name] = bias
-        elif problem.carrier is not torch.float32 and can_tell(expected, problem.carrier):
-            (narrow if is_narrow(actual, problem.carrier) else wide).append(name)
-    return [*_rounded(biases), *_own_dtype(narrow, wide, problem.carrier)]
+        elif told := [short for short in short_dtypes(problem) if can_tell(expected, short)]:
+            (narrow if any(is_narrow(actual, short) for short in told) else wide).append(name)
+    return [*_rounded(biases), *_own_dtype(narrow, wide)]
+
+
+def short_dtypes(problem: Problem) -> list[torch.dtype]:
+    """The 16-bit dtypes among those of the carrier, the gates and the betas."""
+    given = dict.fromkeys((problem.carrier, problem.g.dtype, problem.beta.dtype))
+    return [dtype for dtype in given if dtype in (torch.bfloat16, torch.float16)]
 
 
 def bias_of(expected: Tensor, actual: Tensor, noise: Noise, dtype: torch.dtype) -> Bias | None:
@@ -124,8 +130,8 @@ def _share(x: Tensor, carrier: torch.dtype) -> float:
     return float((x.to(carrier).float() == x).double().mean())
 
 
-def _own_dtype(narrow: list[str], wide: list[str], carrier: torch.dtype) -> list[Comparison]:
+def _own_dtype(narrow: list[str], wide: list[str]) -> list[Comparison]:
     if not narrow + wide:
         return []
-    because = f"{', '.join(narrow)}: fp32, but every element is a number of {carrier}"
+    because = f"{', '.join(narrow)}: fp32, but every element is a number of 16 bits"
     return [holds("own_dtype", len(narrow), len(narrow + wide), because)]

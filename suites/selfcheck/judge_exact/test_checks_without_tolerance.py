@@ -324,8 +324,21 @@ def test_gates_whose_dtype_is_misread_fail_and_a_dtype_that_is_refused_does_not(
 
     run, levels = CHECKS["arguments"]
     failing = asked(run, replace(SOUND, chunk_gated_delta_rule=misread), **levels, dtype=carrier)
-    assert {name.partition(".")[0] for name in failing} == {f"scalars_{str(dtype).removeprefix('torch.')}"}
+    assert {name.partition(".")[0] for name in failing} == {f"gates_{str(dtype).removeprefix('torch.')}"}
     assert asked(run, replace(SOUND, chunk_gated_delta_rule=refused), **levels, dtype=carrier) == []
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_a_gradient_of_beta_in_the_dtype_of_narrow_gates_fails(dtype: str) -> None:
+    class OfGates(EagerGDN):
+        def results(self, n: Notes, inputs: tuple[Tensor | None, ...]) -> Any:
+            *found, dbeta, dh0 = super().results(n, inputs)
+            assert inputs[3] is not None
+            return *found, dbeta.to(inputs[3].dtype), dh0
+
+    run, levels = CHECKS["arguments"]
+    faulty = replace(SOUND, chunk_gated_delta_rule=OfGates().chunk_gated_delta_rule)
+    assert asked(run, faulty, **levels, dtype=dtype)
 
 
 def test_a_call_without_tokens_that_loses_its_states_fails() -> None:

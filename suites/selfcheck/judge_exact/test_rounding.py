@@ -70,11 +70,12 @@ def test_a_result_that_is_rounded_twice_fails(faulty: type[EagerGDN]) -> None:
 
 @pytest.mark.parametrize("dtype", CARRIERS)
 @pytest.mark.parametrize("fused", ["sigmoid", "neg"])
-def test_the_slope_of_a_sigmoid_in_fp32_is_far_within_its_bound(dtype: str, fused: str) -> None:
-    levels = {**case(dtype).levels, "fused": fused, "scalars": "fp32"}
+@pytest.mark.parametrize("scalars", ["fp32", "bf16"])
+def test_the_slope_of_a_sigmoid_is_within_its_bound(dtype: str, fused: str, scalars: str) -> None:
+    levels = {**case(dtype).levels, "fused": fused, "scalars": scalars}
     asked = Case("probe.strength", levels, "probe", 5, "any")
     for name in ("eager", "plain", "own_totals", "recomputed"):
         (found,) = run_strength(asked, GOOD[name].subject()).comparisons
-        assert found.error < 0.3
+        assert found.error < (0.3 if scalars == "fp32" else 0.6)  # a rounding to bf16 takes its half
     (missed,) = run_strength(asked, CONTROLS["sigmoid_saved_in_bf16"].subject()).comparisons
     assert missed.error > 100
