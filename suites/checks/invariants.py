@@ -658,7 +658,8 @@ ROWS = (
     CheckRow(
         "op.arguments",
         "suites.checks.invariants:run_arguments",
-        "results that are not asked for are not given, and each gradient comes alone, the same",
+        "what is not asked for is not given, each gradient comes alone as it does beside others, and unusual "
+        "arguments (scales, dtypes of gates, no token) are refused or taken for what they are",
         needs=OP,
         axes=levels("dtype", "sites")
         | {
