@@ -32,6 +32,8 @@ from typing import Any
 
 from qualify.capabilities import carrier_name
 from qualify.errors import UsageError
+from qualify.interpreted import defines_kernels
+from qualify.interpreter import correct_interpreter, interprets
 from qualify.subject_files import import_file
 
 USUAL_ARITHMETIC: Mapping[str, str] = {"fp32": "tf32", "bf16": "bf16", "fp16": "fp16"}
@@ -241,9 +243,12 @@ def load_subject(name: str, origin: str) -> Subject:
 
     Args:
         name: how ids call it.
-        origin: what `resolve_subject` returned.
+        origin: what `resolve_subject` returned. Where it has Triton kernels and they are interpreted, the
+            interpreter is made to round as a GPU does.
     """
     try:
+        if interprets() and defines_kernels(origin):
+            correct_interpreter()
         if _is_file(origin):
             return subject_from_module(import_file(origin), name, origin)
         dotted, _, attribute = origin.partition(":")
