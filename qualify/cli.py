@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -24,6 +25,7 @@ from qualify.errors import Exit, UsageError
 from qualify.execute import (
     RECEIPT_NAME,
     Run,
+    alone_in,
     execute,
     prepare_folder,
     terminated_as_interrupted,
@@ -31,7 +33,7 @@ from qualify.execute import (
 from qualify.harness import harness_facts
 from qualify.interpreted import defines_kernels
 from qualify.log import LOG_NAME
-from qualify.plan import Plan, PlannedSubject, case_from_id, select
+from qualify.plan import PLAN_NAME, Plan, PlannedSubject, case_from_id, select
 from qualify.planning import make_plan
 from qualify.probe import environment, machine_facts, visible_devices
 from qualify.receipt import assemble, read_receipt_file, write_receipt
@@ -68,6 +70,9 @@ ReceiptOption = Annotated[
 
 DISK_ERRORS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What ends a run that had begun: nothing finished is lost, and the rest can be resumed."""
+
+READER_LEFT = 128 + signal.SIGPIPE
+"""The exit code where whoever read the output has left: no verdict, and no answer of `diff` or `gate`."""
 
 RUNS_FOLDER = Path("runs")
 LISTED = 40
@@ -134,6 +139,8 @@ def run(
     tables: TablesOption = DEFAULT_TABLES,
 ) -> None:
     """Run a profile on subjects and write the receipt; the exit code is the verdict."""
+    if resume and out is None:
+        raise UsageError("--resume needs the folder of the run, got none; name it with --out")
     rows = load_tables(tables)
     made = _plan(rows, profile, subject or [], seed, tables)
     raise typer.Exit(
@@ -165,9 +172,10 @@ def _run(
         harness=harness_facts(),
     )
     prepare_folder(given.folder, made, resume=resume)
-    with terminated_as_interrupted(), progress.watcher(len(made.cases) // shard[1]) as watcher:
-        complete = execute(made, given, watcher)
-    return _finish(given.folder, interrupted=not complete)
+    with alone_in(given.folder):
+        with terminated_as_interrupted(), progress.watcher(len(made.cases) // shard[1]) as watcher:
+            complete = execute(made, given, watcher)
+        return _finish(given.folder, interrupted=not complete)
 
 
 def _finish(folder: Path, *, interrupted: bool = False) -> Exit:
@@ -302,6 +310,8 @@ def rerun(
 @app.command()
 def render(folder: Annotated[Path, typer.Argument(help="A run's folder, or a receipt.json.")]) -> None:
     """Write a run's receipt again from its log, or what goes beside a receipt; exits with the verdict."""
+    if (folder / RECEIPT_NAME).is_file() and not (folder / PLAN_NAME).exists():
+        folder = folder / RECEIPT_NAME  # of a merge: there is no log to write it from
     if folder.is_dir():
         raise typer.Exit(_finish(folder))
     body = read_receipt_file(folder)["body"]
@@ -402,8 +412,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = Exit.INCOMPLETE
         typer.echo("interrupted before the run began", err=True)
     except (BrokenPipeError, SystemExit):  # typer turns the first into the second
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has left
-        code = Exit.INCOMPLETE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = READER_LEFT
     except OSError as error:
         typer.echo(f"error: {error.strerror or error} ({error.filename or 'while writing'})", err=True)
         code = Exit.INCOMPLETE if error.errno in DISK_ERRORS else Exit.USAGE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from qualify.errors import UsageError
 from qualify.hangs import Deadline, descendants_seconds, own_seconds
 from qualify.log import LOG_NAME, LogReader, LogWriter, read_log
 from qualify.plan import PLAN_NAME, Plan, PlannedCase, plan_from_json, plan_to_json
-from qualify.plugin import DEVICES_VARIABLE, SELECTED_NAME, SHARD_VARIABLE, STOPPED_FOLDER
+from qualify.plugin import DEVICES_VARIABLE, PARENT_VARIABLE, SELECTED_NAME, SHARD_VARIABLE, STOPPED_FOLDER
 from qualify.records import CaseRecord, Verdict
 from qualify.requirements import Requirement, unmet
 
@@ -98,6 +99,28 @@ def prepare_folder(folder: Path, plan: Plan, *, resume: bool = False) -> None:
         raise UsageError(
             f"--out must be a folder that can be written, got {folder} ({error.strerror})"
         ) from error
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Within it, no other run works in the folder.
+
+    Raises:
+        UsageError: one does.
+    """
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(
+            f"--out must have no run at work in it, got {folder}; wait for it or end it"
+        ) from error
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(held)
 
 
 def read_plan(folder: Path) -> Plan:
@@ -365,6 +388,7 @@ def _environment(run: Run) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(dict.fromkeys([os.getcwd(), *paths])),
         SHARD_VARIABLE: str(run.shard[0]),
         DEVICES_VARIABLE: ",".join(run.devices),
+        PARENT_VARIABLE: str(os.getpid()),
     }
     if not run.devices:
         kept |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

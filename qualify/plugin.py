@@ -10,8 +10,10 @@ is replaced, and its death noted in the log.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import fcntl
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,6 +33,10 @@ DEVICES_VARIABLE = "QUALIFY_DEVICES"
 """GPUs that the run was given, separated by commas; each worker takes one of them."""
 
 SHARD_VARIABLE = "QUALIFY_SHARD"
+PARENT_VARIABLE = "QUALIFY_PARENT"
+"""The process that watches the run; what it started ends with it."""
+
+PR_SET_PDEATHSIG = 1
 SELECTED_NAME = "selected.txt"
 STOPPED_FOLDER = "stopped"
 
@@ -44,11 +50,22 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = _run_folder(config)
     if folder is None:
         return
+    _end_with_parent()
     worker = Worker(folder, os.environ.get("PYTEST_XDIST_WORKER", "main"))
     config.stash[_WORKER] = worker
     if "PYTEST_XDIST_WORKER" in os.environ:
         atexit.register(_leave)
     config.pluginmanager.register(Deaths(worker.log), "qualify-deaths")
+
+
+def _end_with_parent() -> None:
+    """Ends this process when what started it is killed: nobody would end a case that hangs."""
+    watcher = os.environ.get(PARENT_VARIABLE)
+    if watcher is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if "PYTEST_XDIST_WORKER" not in os.environ and os.getppid() != int(watcher):
+        os._exit(1)  # it was killed before the call
 
 
 def _leave() -> None:

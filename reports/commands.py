@@ -244,9 +244,10 @@ def history_(
     if not runs:
         raise ReceiptError(f"{folder}: must hold a receipt, got none; give the folder of earlier runs")
     for run in runs:
-        tight = max(run.margins.values(), default=0.0)
+        tight = text.margin(max(run.margins.values())) if run.margins else "-"
         _say(
-            f"{run.time}  {run.profile:8}  {run.verdict:24}  tightest {text.margin(tight):>7}  {run.id[:19]}"
+            f"{run.time}  {run.profile:8}  {run.verdict:24}  {run.failed:4} failed  tightest {tight:>7}  "
+            f"{run.id[:19]}  {run.subject}"
         )
     write_file(out, page.render_history(history.lines(runs)))
     _say(f"wrote {out}")

@@ -99,7 +99,7 @@ class FailureGroup:
 
 
 def failure_groups(cases: Iterable[CaseRecord]) -> list[FailureGroup]:
-    """Failures by cause, the largest group first."""
+    """Failures by cause: those that look like a named wrong answer first, then the largest group first."""
     groups: dict[tuple[Verdict, str, str, str], list[CaseRecord]] = defaultdict(list)
     for case in cases:
         if case.verdict in FAILURES:
@@ -107,7 +107,7 @@ def failure_groups(cases: Iterable[CaseRecord]) -> list[FailureGroup]:
             fits = next((c.looks_like for c in case.comparisons if not c.passed and c.looks_like), "")
             groups[case.verdict, case.check, first.tensor if first else "", fits or ""].append(case)
     made = [FailureGroup(*key, tuple(members)) for key, members in groups.items()]
-    return sorted(made, key=lambda g: (-len(g.cases), g.check, g.tensor))
+    return sorted(made, key=lambda g: (not g.looks_like, -len(g.cases), g.check, g.tensor))
 
 
 @dataclass

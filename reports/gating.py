@@ -27,7 +27,10 @@ def waived(receipt: Receipt, file: TomlFile, today: date) -> dict[str, Any]:
     """
     body = receipt.body
     if body.waivers or body.waiver_file:
-        raise ReceiptError("waivers were applied to this receipt already; apply them to the one that was run")
+        raise ReceiptError(
+            "waivers were applied to this receipt already; apply them to the one that was run, which "
+            "`qualify render` writes from the run's folder"
+        )
     records, results = applied(waivers_in(file, today), receipt, body.cases, today)
     cases = [_changed(raw, before, after) for raw, before, after in zip(
         receipt.raw["cases"], body.cases, records, strict=True

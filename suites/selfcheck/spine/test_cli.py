@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qualify.cli import main
+from suites.selfcheck.reports import synthetic
 from suites.selfcheck.spine.trivial import HERE
 
 TABLES = ["--tables", f"{HERE}:TABLES"]
@@ -103,6 +104,19 @@ def test_corrupt_receipt_is_refused(
 def test_folder_without_a_run_cannot_be_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("render", str(tmp_path)) == 2
     assert "plan.json" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_merge_is_rendered_from_its_receipt(tmp_path: Path) -> None:
+    synthetic.write(tmp_path / "receipt.json", synthetic.receipt(30))
+    assert ended("render", str(tmp_path)) == 0
+    assert (tmp_path / "receipt.html").is_file()
+
+
+def test_a_run_is_resumed_in_a_folder_that_is_named(
+    subject: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended("run", "--profile", "tiny", "--resume", *TABLES, *subject) == 2
+    assert "name it with --out" in capsys.readouterr().err
 
 
 def test_plan_shows_cover_skips_and_cases(subject: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,6 +184,39 @@ def test_resumed_run_runs_what_is_left(qualified: Path, tmp_path: Path) -> None:
     )
 
 
+def alive(word: str) -> list[str]:
+    """Command lines of processes that name a folder and are no zombies."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        found += [line] if word in line else []
+    return found
+
+
+def test_what_a_killed_run_started_ends_with_it_and_nobody_joins_a_run_at_work(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    words = command(*written(tmp_path, "hangs"), folder=folder)
+    running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while not (log := folder / LOG_NAME).exists() or '"started"' not in log.read_text():
+            assert time.monotonic() < until, "the run never began"
+            time.sleep(0.1)
+        second = subprocess.run([*words, "--resume"], capture_output=True, text=True, check=False)
+        assert second.returncode == 2
+        assert "no run at work" in second.stderr
+    finally:
+        running.kill()
+        running.wait()
+    until = time.monotonic() + 20
+    while (left := alive(str(folder))) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert left == []
+
+
 def test_planted_fault_that_hangs_is_run_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STUCK, str(tmp_path))
     words = [*written(tmp_path, "good"), "--tables", f"{HERE}:WITH_CONTROLS"]
