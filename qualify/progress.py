@@ -29,19 +29,35 @@ class Silent:
         """Says nothing."""
 
 
+class Failures:
+    """Failures in one line each; what a subject failed of before, word for word, is not said again."""
+
+    def __init__(self) -> None:
+        self._said: set[tuple[str, str]] = set()
+
+    def line(self, record: CaseRecord) -> str:
+        """What to say of a record; empty where there is nothing new."""
+        told = (record.subject, record.reason)
+        if record.verdict not in FAILURES or told in self._said:
+            return ""
+        self._said.add(told)
+        return f"{record.verdict}: {record.case_id}: {record.reason}"
+
+
 class Lines:
-    """One line for each failure and for every fiftieth case."""
+    """One line for each new failure and for every fiftieth case."""
 
     def __init__(self, total: int) -> None:
         self._total = total
+        self._failures = Failures()
         self._counts: Counter[str] = Counter()
 
     def case(self, record: CaseRecord) -> None:
         """Takes note of a record."""
         self._counts[str(record.verdict)] += 1
         done = self._counts.total()
-        if record.verdict in FAILURES:
-            print(f"{record.verdict}: {record.case_id}: {record.reason}", flush=True)
+        if line := self._failures.line(record):
+            print(line, flush=True)
         if done % LINE_EVERY == 0 or done == self._total:
             print(f"{done}/{self._total}: {words(self._counts)}", flush=True)
 
@@ -51,14 +67,15 @@ class Bar:
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
+        self._failures = Failures()
         self._task = progress.add_task("cases", total=total, tally="")
         self._counts: Counter[str] = Counter()
 
     def case(self, record: CaseRecord) -> None:
         """Takes note of a record."""
         self._counts[str(record.verdict)] += 1
-        if record.verdict in FAILURES:
-            self._progress.console.print(f"{record.verdict}: {record.case_id}: {record.reason}", markup=False)
+        if line := self._failures.line(record):
+            self._progress.console.print(line, markup=False)
         self._progress.update(self._task, advance=1, tally=words(self._counts))
 
 
@@ -100,14 +117,14 @@ def exit_of(case: Mapping[str, Any]) -> Exit:
 
 
 def explanation(case: Mapping[str, Any]) -> list[str]:
-    """A case in words: verdict, budgets with their derivation, discrimination, command."""
+    """A case in words: verdict, budgets with their derivation (those that failed first), command."""
     lines = [case["case_id"], f"  verdict   {case['verdict']}"]
     for name in ("reason", "requirement", "value_seen", "duration_s", "input_digest", "command"):
         if case.get(name):
             lines.append(f"  {name:9s} {case[name]}")
     for kernel, row in case.get("launch", {}).items():
         lines.append(f"  launch    {kernel}: {row}")
-    for comparison in case.get("comparisons", ()):
+    for comparison in sorted(case.get("comparisons", ()), key=lambda row: bool(row["passed"])):
         lines += _comparison(comparison)
     return lines
 
