@@ -26,6 +26,9 @@ FLOATS: dict[str, torch.dtype] = {
 }
 """Triton's names of the floats that are converted here; others stay the interpreter's own."""
 
+REPLACED = ("binary_op", "unary_op", "create_fma", "create_dot")
+"""Methods of the interpreter's builder that compute with the integers of bf16."""
+
 INTEGERS = {1: torch.uint8, 2: torch.uint16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element -> the integer whose bits it has."""
 
@@ -43,12 +46,11 @@ def correct_interpreter() -> None:
     try:
         own = importlib.import_module("triton.runtime.interpreter")
         builder, convert = own.InterpreterBuilder, own._convert_float
-        before = [getattr(builder, name) for name in ("binary_op", "unary_op", "create_fma", "create_dot")]
+        binary, unary, fma, dot = (getattr(builder, name) for name in REPLACED)
     except (ImportError, AttributeError):
         return
     if getattr(convert, "corrected", False):
         return
-    binary, unary, fma, dot = before
 
     def converted(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if source.name not in FLOATS or target.name not in FLOATS:
