@@ -220,15 +220,24 @@ def _generic_ties(numbers: Numbers, K: int, V: int, block: int, fmt: str) -> Ten
     return _crowned(_middles(_codes(numbers, K, V, fmt), fmt) * scale * aside, block, top)
 
 
-def _tiny(numbers: Numbers, K: int, V: int, block: int, fmt: str) -> Tensor:
-    """Tiles whose scale is near the smallest normal number, on both sides, and one that is zero."""
+def _about_the_edge(
+    numbers: Numbers, K: int, V: int, block: int, fmt: str, factors: tuple[float, ...]
+) -> Tensor:
+    """Tiles whose scale is the smallest normal number times one of `factors`, and one that is zero."""
     tiles = math.ceil(V / block)
-    edge = 2.0**-126 * grid_named(fmt).largest
-    top = edge * numbers.pick((1.0, 1.0 + 2.0**-20, 1.0 - 2.0**-20, 0.25, 3.0, 2.0**-10), tiles)
+    top = 2.0**-126 * grid_named(fmt).largest * numbers.pick(factors, tiles)
     x = _codes(numbers, K, V, fmt).sign() * numbers.uniform(K, V) * top.repeat_interleave(block)[:V] * 0.99
     x = _crowned(x, block, top)
     x[:, :block] *= 1.0 if tiles == 1 else 0.0
     return x
+
+
+def _tiny(numbers: Numbers, K: int, V: int, block: int, fmt: str) -> Tensor:
+    return _about_the_edge(numbers, K, V, block, fmt, (1.0, 1.0 + 2.0**-20, 3.0))
+
+
+def _vanishing(numbers: Numbers, K: int, V: int, block: int, fmt: str) -> Tensor:
+    return _about_the_edge(numbers, K, V, block, fmt, (1.0 - 2.0**-20, 0.25, 2.0**-10))
 
 
 def _huge(numbers: Numbers, K: int, V: int, block: int, fmt: str) -> Tensor:
@@ -245,6 +254,7 @@ PATTERNS: Mapping[str, Callable[[Numbers, int, int, int, str], Tensor]] = Mappin
         "near_ties": _near_ties,
         "generic_ties": _generic_ties,
         "tiny": _tiny,
+        "vanishing": _vanishing,
         "huge": _huge,
     }
 )
