@@ -23,6 +23,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
@@ -247,16 +248,21 @@ def load_subject(name: str, origin: str) -> Subject:
             interpreter is made to round as a GPU does.
     """
     try:
-        if interprets() and defines_kernels(origin):
-            correct_interpreter()
-        if _is_file(origin):
-            return subject_from_module(import_file(origin), name, origin)
-        dotted, _, attribute = origin.partition(":")
-        module = importlib.import_module(dotted)
-        named = functools.reduce(getattr, filter(None, attribute.split(".")), module)
-        return replace(subject_from_module(named, name, origin), module=module)
+        subject = _imported(name, origin)
     except BaseException as error:  # noqa: BLE001 - a foreign module may raise anything, SystemExit included
         return Subject(name=name, origin=origin, import_error=describe(error))
+    if interprets() and ("triton" in sys.modules or defines_kernels(origin)):
+        correct_interpreter()
+    return subject
+
+
+def _imported(name: str, origin: str) -> Subject:
+    if _is_file(origin):
+        return subject_from_module(import_file(origin), name, origin)
+    dotted, _, attribute = origin.partition(":")
+    module = importlib.import_module(dotted)
+    named = functools.reduce(getattr, filter(None, attribute.split(".")), module)
+    return replace(subject_from_module(named, name, origin), module=module)
 
 
 def offers(subject: Subject) -> tuple[str, ...]:
