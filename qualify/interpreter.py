@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-BITWISE = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"})
-
 FLOATS: dict[str, torch.dtype] = {
     "fp64": torch.float64,
     "fp32": torch.float32,
@@ -67,7 +65,7 @@ def correct_interpreter() -> None:
         return own.TensorHandle(converted(handle.data, kind, fp32, None).view("float32"), fp32)
 
     def narrow(handle: Any, kind: Any) -> Any:
-        if handle.data.dtype.kind == "b" or handle.dtype.scalar.name == kind.name:
+        if handle.data.dtype.kind == "b":  # of a comparison
             return handle
         return own.TensorHandle(converted(handle.data, own.tl.float32, kind, None), kind)
 
@@ -75,7 +73,7 @@ def correct_interpreter() -> None:
         def call(self: Any, *arguments: Any) -> Any:
             handles, rest = arguments[:count], arguments[count:]
             kind = handles[0].dtype.scalar
-            if kind.name != "bf16" or any(getattr(op, "__name__", "") in BITWISE for op in rest):
+            if kind.name != "bf16":
                 return function(self, *arguments)
             return narrow(function(self, *map(wide, handles), *rest), kind)
 

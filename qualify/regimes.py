@@ -455,9 +455,9 @@ def _in_other_order(x: Tensor) -> Tensor:
     return view
 
 
-def _tokens_innermost(x: Tensor) -> Tensor:
-    """`[B, T, HV, V]` as a convolution over tokens leaves it: neighbours in memory are tokens."""
-    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+def tokens_innermost(x: Tensor) -> Tensor:
+    """`[B, T, ...]` as a convolution over tokens leaves it: neighbours in memory are tokens."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _expanded(x: Tensor) -> Tensor:
@@ -482,7 +482,7 @@ def _slice(x: Tensor) -> Tensor:
 _ARRANGED: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = MappingProxyType(
     {
         "packed": (_as_it_is, _as_it_is),
-        "views": (_in_other_order, _tokens_innermost),
+        "views": (_in_other_order, tokens_innermost),
         "slices": (_slice_of_heads, _slice_of_heads),
     }
 )

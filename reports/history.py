@@ -79,9 +79,8 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
             run = _run(path)
         except ReceiptError as error:
             if "must be a receipt" not in str(error):
-                left_out.append(
-                    f"{path}: {short(error, 300)}" if str(path) not in str(error) else short(error, 300)
-                )
+                where = "" if str(path) in str(error) else f"{path}: "
+                left_out.append(where + short(error, 300))
             continue
         if run is not None:
             runs[run.id] = run

@@ -25,6 +25,7 @@ from suites.checks.defaults import shortened
 from suites.checks.evidence import (
     Evidence,
     device_of,
+    digest_of,
     evidence_for,
     evidence_of,
     fresh,
@@ -32,6 +33,7 @@ from suites.checks.evidence import (
     judge_tensor,
     outcome_of,
     output_of,
+    remembered,
 )
 from suites.checks.rows import DTYPES, OP, levels, profiles
 from suites.checks.stored import stored
@@ -573,7 +575,8 @@ def _other_scalars(subject: Subject, evidence: Evidence) -> Iterator[Comparison]
         changed = problem.with_(g=problem.g.to(g_dtype), beta=problem.beta.to(beta_dtype))
         outcome = _unless_refused(subject, changed)
         if outcome is not None:
-            own = evidence_for(changed, evidence.arithmetic)
+            key = ("scalars", digest_of(changed), evidence.arithmetic)
+            own = remembered(key, partial(evidence_for, changed, evidence.arithmetic))
             found = judge(own, outcome) + (stored(own, outcome) if g_dtype is narrow else [])
             name = f"gates_{str(g_dtype).removeprefix('torch.')}"
             yield from (replace(comparison, tensor=f"{name}.{comparison.tensor}") for comparison in found)

@@ -18,7 +18,7 @@ import torch
 from qualify.case import Case, CheckOutput
 from qualify.checks_table import CheckRow, Constraint
 from qualify.problem import CARRIERS, Problem
-from qualify.regimes import Numbers
+from qualify.regimes import Numbers, tokens_innermost
 from qualify.subjects import Subject
 from references.formats import grid_named, round_to_grid
 from suites.checks.bits import Exact, Part, judged, remembered
@@ -446,7 +446,7 @@ def _w_problem(at: Mapping[str, str], bits: int, scale_bits: int, numbers: Numbe
 def _w_exact(
     problem: Problem,
     at: Mapping[str, str],
-    parts: dict[str, Part | None],
+    parts: Mapping[str, Part],
     derivation: str,
     wrong: tuple[str, ...] | None = None,
 ) -> Exact:
@@ -462,7 +462,7 @@ def _w_exact(
     """
     problem = _from_zero(_behind(problem, at), at)
     if at.get("final", "kept") == "kept":
-        return Exact(packed(problem, at), parts, derivation, wrong)
+        return Exact(packed(problem, at), {**parts}, derivation, wrong)
     (N, _, HV, V), K = problem.v.shape, problem.k.shape[3]
 
     def read(x: Tensor) -> Tensor:
@@ -475,17 +475,14 @@ def _w_exact(
     def before_queries(part: Part) -> Part:
         return lambda x: part(x.reshape(N, -1, *x.shape[2:])[:, :-K])
 
-    judged_parts: dict[str, Part | None] = {
-        "o" if name == "final_state" else name: (rows if name == "final_state" else before_queries)(part)
-        for name, part in parts.items()
-        if part is not None
-    }
-    return Exact(_as_views(packed(_with_queries(problem), at), at), judged_parts, derivation, wrong)
+    own = {name: before_queries(part) for name, part in parts.items() if name != "final_state"}
+    own["o"] = rows(parts["final_state"])
+    return Exact(_as_views(packed(_with_queries(problem), at), at), {**own}, derivation, wrong)
 
 
 def _with_queries(problem: Problem) -> Problem:
     """The batch with a query for every row of the state behind it, and without a state at its end."""
-    (N, _, _, K) = problem.q.shape
+    N, K = problem.q.shape[0], problem.q.shape[3]
 
     def longer(x: Tensor, more: Tensor | None = None) -> Tensor:
         return torch.cat([x, x.new_zeros(N, K, *x.shape[2:]) if more is None else more.to(x)], 1)
@@ -504,10 +501,7 @@ def _as_views(problem: Problem, at: Mapping[str, str]) -> Problem:
     """Packed calls with tokens as the innermost dimension in memory: other code may read those."""
     if at.get("packing", "batch") != "docs":
         return problem
-    tokens = ("q", "k", "v", "g", "beta")
-    return problem.with_(
-        **{n: getattr(problem, n).transpose(1, -1).contiguous().transpose(1, -1) for n in tokens}
-    )
+    return problem.with_(**{n: tokens_innermost(getattr(problem, n)) for n in ("q", "k", "v", "g", "beta")})
 
 
 W_GRADIENTS = (1.1015625, -0.000301361083984375, 40.0, -0.15625, 3.015625, 2.0**-12)

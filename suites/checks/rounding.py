@@ -10,8 +10,6 @@ fits eight bits, every product the accumulator; what is left is how a kernel wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from qualify.case import Case, CheckOutput
@@ -185,15 +183,10 @@ def states(case: Case) -> Exact:
     return exact
 
 
-def scalar_dtype(at: Mapping[str, str]) -> torch.dtype:
-    """The dtype of gates and betas in a cell."""
-    return CARRIERS[at["dtype"] if at["scalars"] == "carrier" else at["scalars"]]
-
-
 def _exact(case: Case, parts: dict[str, None], *, q: Tensor, k: Tensor, v: Tensor, **others: Tensor) -> Exact:
     """The problem of float tensors as the cell's call has them; no gates, and betas of 1 unless given."""
     at, carrier = case.levels, CARRIERS[case.levels["dtype"]]
-    scalar = scalar_dtype(at)
+    scalar = CARRIERS.get(at["scalars"], carrier)
     ones = torch.ones(v.shape[:3])
     problem = Problem(
         q=q.to(carrier),
